@@ -1,0 +1,5 @@
+//! The in-process store.
+
+/// Placeholder until the store is written.
+#[derive(Debug)]
+pub struct MemoryStore;
