@@ -2,22 +2,34 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
+mod attempt;
 mod claim;
+mod detach;
 mod error;
 pub mod fingerprint;
+mod heartbeat;
+mod idempotency;
 mod key;
 mod outcome;
 mod record;
+mod retention;
 mod scope;
 pub mod store;
+mod telemetry;
+mod time_limit;
 
+pub use admission::{Admission, AdmitError, Holder, Replay, Settled};
 pub use async_trait::async_trait;
+pub use attempt::{Attempt, AttemptGuard, MissingSecret, NoteError};
 pub use claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
 pub use error::{ConfigError, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintMatch};
+pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::IdempotencyKey;
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use record::{Notes, Record, State, Timestamp};
+pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
 pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;

@@ -1,0 +1,291 @@
+//! One run of a handler under a claim.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use tokio::sync::Notify;
+
+use crate::admission::Settled;
+use crate::claim::Claim;
+use crate::error::StoreError;
+use crate::idempotency::{Closing, Engine};
+use crate::key::IdempotencyKey;
+use crate::outcome::Outcome;
+use crate::record::Notes;
+use crate::scope::ScopedKey;
+use crate::store::Fenced;
+use crate::telemetry::{self, Fault};
+
+/// What a handler sees of the claim it runs under: find it in the request's extensions, or extract
+/// it in axum (feature `axum`).
+///
+/// Cheap to clone. It cannot complete or release the key: the response does that.
+///
+/// ```
+/// # async fn charge(attempt: &tower_idempotency::Attempt) -> Result<(), Box<dyn std::error::Error>> {
+/// // The same downstream key on every attempt of this request, another one for every step.
+/// let gateway_key = attempt.derive("charge")?;
+/// attempt.annotate("charge-4711").await?;
+/// if attempt.finished("charged").is_none() {
+///     // … call the gateway with `gateway_key` …
+///     attempt.checkpoint("charged", b"ch_1").await?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct Attempt {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    engine: Arc<Engine>,
+    claim: Claim,
+    notes: Mutex<Notes>,
+    lost: AtomicBool,
+    lost_signal: Notify,
+}
+
+/// Why a note could not be attached to a claim.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoteError {
+    /// Another attempt took the key over, or the record was erased. Stop working: what this attempt
+    /// still does may be done twice.
+    #[error("the claim was lost: another attempt may be running, so stop working")]
+    ClaimLost,
+    /// The store did not answer; the note may or may not be there. Asking again is safe.
+    #[error("the note could not be recorded: ask again")]
+    Store(#[source] StoreError),
+}
+
+/// No secret was set, so that a derived key could be guessed or differ between two instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no secret to derive keys from: set `Idempotency::builder(store).secret(…)`")]
+pub struct MissingSecret;
+
+impl Attempt {
+    /// The lookup key; [`ScopedKey::key`] is what the client sent.
+    pub fn key(&self) -> &ScopedKey {
+        self.inner.claim.key()
+    }
+
+    /// The fencing token: 1 for the first run, greater with every later one. Send it along to
+    /// systems that can refuse a stalled attempt.
+    pub fn number(&self) -> u32 {
+        self.inner.claim.attempt()
+    }
+
+    /// What earlier phases of this record left; `None` if the phase was not finished.
+    pub fn finished(&self, name: &str) -> Option<Bytes> {
+        self.inner.notes().checkpoint(name).cloned()
+    }
+
+    /// The correlation id that was attached, by this attempt or by one before it.
+    pub fn correlation(&self) -> Option<String> {
+        self.inner.notes().correlation.clone()
+    }
+
+    /// Records that a phase is finished, so that a later attempt
+    /// ([`OnAbandoned::Rerun`](crate::OnAbandoned::Rerun)) resumes after it. A repeated name
+    /// replaces its data.
+    ///
+    /// # Errors
+    ///
+    /// [`NoteError`] if the claim was lost or the store did not answer.
+    pub async fn checkpoint(&self, name: &str, data: &[u8]) -> Result<(), NoteError> {
+        let inner = &self.inner;
+        let data = Bytes::copy_from_slice(data);
+        let store = &inner.engine.store;
+        let recorded = store.checkpoint(&inner.claim, name, &data);
+        inner.noted("checkpoint", recorded).await?;
+        inner.notes().set_checkpoint(name, data);
+        Ok(())
+    }
+
+    /// Attaches the id under which another system knows the work (an order, a charge), for the
+    /// reconciler. A second one replaces the first.
+    ///
+    /// # Errors
+    ///
+    /// [`NoteError`] if the claim was lost or the store did not answer.
+    pub async fn annotate(&self, correlation: &str) -> Result<(), NoteError> {
+        let inner = &self.inner;
+        let recorded = inner.engine.store.annotate(&inner.claim, correlation);
+        inner.noted("annotate", recorded).await?;
+        inner.notes().correlation = Some(correlation.to_owned());
+        Ok(())
+    }
+
+    /// The key for one downstream step: the same on every attempt of this record, another one for
+    /// every step, key, scope and namespace. Hand it to a gateway instead of the client's key,
+    /// which is not unique among your tenants.
+    ///
+    /// HMAC-SHA-256 over the lookup key and the step, in the form of a version 8 UUID
+    /// (RFC 9562 section 5.8): 36 characters, which every gateway surveyed accepts.
+    ///
+    /// # Errors
+    ///
+    /// [`MissingSecret`] if the engine was built without a
+    /// [`secret`](crate::IdempotencyBuilder::secret).
+    pub fn derive(&self, step: &str) -> Result<IdempotencyKey, MissingSecret> {
+        let secret = self.inner.engine.settings.secret.as_deref();
+        let mut mac = Hmac::<Sha256>::new_from_slice(secret.ok_or(MissingSecret)?)
+            .map_err(|_| MissingSecret)?;
+        let key = self.key().as_bytes();
+        mac.update(&(key.len() as u64).to_le_bytes());
+        mac.update(key);
+        mac.update(step.as_bytes());
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&mac.finalize().into_bytes()[..16]);
+        Ok(IdempotencyKey::uuid(bytes, 8))
+    }
+
+    /// Whether the claim is known to be lost: a renewal was refused, or none got through for a
+    /// whole lease.
+    pub fn is_claim_lost(&self) -> bool {
+        self.inner.lost.load(Ordering::Acquire)
+    }
+
+    /// Returns when the claim is lost; never otherwise. Race long work against it.
+    pub async fn claim_lost(&self) {
+        loop {
+            let signal = self.inner.lost_signal.notified();
+            tokio::pin!(signal);
+            signal.as_mut().enable();
+            if self.is_claim_lost() {
+                return;
+            }
+            signal.await;
+        }
+    }
+}
+
+impl fmt::Debug for Attempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Attempt")
+            .field("key", self.key())
+            .field("number", &self.number())
+            .field("claim_lost", &self.is_claim_lost())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    pub(crate) fn mark_lost(&self) {
+        if !self.lost.swap(true, Ordering::AcqRel) {
+            self.lost_signal.notify_waiters();
+            telemetry::fault(Fault::ClaimLost, self.claim.key(), self.claim.attempt());
+        }
+    }
+
+    fn notes(&self) -> std::sync::MutexGuard<'_, Notes> {
+        // Plain data: a panic elsewhere leaves it whole.
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn noted(
+        &self,
+        op: &'static str,
+        recorded: impl Future<Output = Result<Fenced, StoreError>>,
+    ) -> Result<(), NoteError> {
+        match self.engine.call(op, recorded).await {
+            Ok(Fenced::Applied) => Ok(()),
+            Ok(Fenced::ClaimLost) => {
+                self.mark_lost();
+                Err(NoteError::ClaimLost)
+            }
+            Err(error) => Err(NoteError::Store(error)),
+        }
+    }
+}
+
+/// The engine's side of an attempt: whoever holds it says how the attempt ended.
+///
+/// While it lives the lease is renewed. Dropped without a word, it abandons the key: nobody knows
+/// how the attempt ended, so retries get *outcome unknown*.
+#[must_use = "dropping it abandons the key: complete or release it"]
+pub struct AttemptGuard {
+    attempt: Attempt,
+    slot: usize,
+    open: bool,
+}
+
+impl AttemptGuard {
+    pub(crate) fn new(
+        engine: &Arc<Engine>,
+        claim: Claim,
+        notes: Notes,
+        asked: tokio::time::Instant,
+    ) -> Self {
+        let inner = Arc::new(Inner {
+            engine: Arc::clone(engine),
+            claim,
+            notes: Mutex::new(notes),
+            lost: AtomicBool::new(false),
+            lost_signal: Notify::new(),
+        });
+        let slot = engine.heartbeat.register(engine, &inner, asked);
+        Self {
+            attempt: Attempt { inner },
+            slot,
+            open: true,
+        }
+    }
+
+    /// What the handler is given.
+    pub fn attempt(&self) -> &Attempt {
+        &self.attempt
+    }
+
+    /// The attempt ended with this outcome: record it. It is kept as long as the engine's retention
+    /// says.
+    pub async fn complete(self, outcome: Outcome) -> Settled {
+        self.close(Closing::Complete {
+            outcome,
+            retention: None,
+        })
+        .await
+    }
+
+    /// The attempt did nothing that lasts: free the key.
+    pub async fn release(self) -> Settled {
+        self.close(Closing::Release).await
+    }
+
+    /// Nobody knows how the attempt ended: end its lease now.
+    pub async fn abandon(self) -> Settled {
+        self.close(Closing::Abandon).await
+    }
+
+    pub(crate) async fn close(mut self, closing: Closing) -> Settled {
+        let inner = Arc::clone(&self.attempt.inner);
+        // Still renewed while the store is asked, and no longer when it is done.
+        let settled = inner.engine.close(&inner, closing, self.slot).await;
+        self.open = false;
+        settled
+    }
+}
+
+impl Drop for AttemptGuard {
+    fn drop(&mut self) {
+        let inner = &self.attempt.inner;
+        inner.engine.heartbeat.deregister(self.slot, inner);
+        if self.open {
+            inner.engine.abandon_in_background(inner);
+        }
+    }
+}
+
+impl fmt::Debug for AttemptGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("AttemptGuard").field(&self.attempt).finish()
+    }
+}

@@ -1,0 +1,285 @@
+//! Bodies that were read ahead, and bodies that pass.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+/// The data frames of a body, as they arrived. One frame, the usual case, is kept without a list.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Frames {
+    first: Option<Bytes>,
+    more: VecDeque<Bytes>,
+    bytes: usize,
+}
+
+impl Frames {
+    pub(crate) fn one(bytes: Bytes) -> Self {
+        let mut frames = Self::default();
+        frames.push(bytes);
+        frames
+    }
+
+    pub(crate) fn push(&mut self, frame: Bytes) {
+        if frame.is_empty() {
+            return;
+        }
+        self.bytes += frame.len();
+        if self.first.is_none() && self.more.is_empty() {
+            self.first = Some(frame);
+        } else {
+            self.more.push_back(frame);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Bytes> {
+        let frame = self.first.take().or_else(|| self.more.pop_front())?;
+        self.bytes -= frame.len();
+        Some(frame)
+    }
+
+    /// How many bytes are left.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Bytes> {
+        self.first.iter().chain(&self.more)
+    }
+
+    /// All bytes in one piece; a copy only if there are several frames.
+    pub(crate) fn join(&self) -> Bytes {
+        if self.more.is_empty() {
+            return self.first.clone().unwrap_or_default();
+        }
+        let mut joined = Vec::with_capacity(self.bytes);
+        for frame in self.iter() {
+            joined.extend_from_slice(frame);
+        }
+        Bytes::from(joined)
+    }
+}
+
+pin_project! {
+    /// What the inner service reads: the request's own body, or its frames and trailers, read ahead
+    /// for the fingerprint and handed on unchanged.
+    pub struct RequestBody<B> {
+        #[pin]
+        kind: Request<B>,
+    }
+}
+
+pin_project! {
+    #[project = RequestProj]
+    enum Request<B> {
+        Passed { #[pin] body: B },
+        Held { frames: Frames, trailers: Option<HeaderMap> },
+    }
+}
+
+impl<B> RequestBody<B> {
+    pub(crate) fn passed(body: B) -> Self {
+        Self {
+            kind: Request::Passed { body },
+        }
+    }
+
+    pub(crate) fn held(frames: Frames, trailers: Option<HeaderMap>) -> Self {
+        Self {
+            kind: Request::Held { frames, trailers },
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            RequestProj::Passed { body } => body.poll_frame(cx),
+            RequestProj::Held { frames, trailers } => Poll::Ready(next_held(frames, trailers).map(Ok)),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Request::Passed { body } => body.is_end_stream(),
+            Request::Held { frames, trailers } => frames.is_empty() && trailers.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Request::Passed { body } => body.size_hint(),
+            Request::Held { frames, .. } => SizeHint::with_exact(frames.len() as u64),
+        }
+    }
+}
+
+impl<B> fmt::Debug for RequestBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RequestBody").finish_non_exhaustive()
+    }
+}
+
+fn next_held(frames: &mut Frames, trailers: &mut Option<HeaderMap>) -> Option<Frame<Bytes>> {
+    frames
+        .pop()
+        .map(Frame::data)
+        .or_else(|| trailers.take().map(Frame::trailers))
+}
+
+pin_project! {
+    /// What the client reads: the handler's own body, a body that was held until its outcome was
+    /// recorded, or a replay.
+    pub struct ResponseBody<R>
+    where
+        R: Body,
+    {
+        #[pin]
+        kind: Response<R>,
+    }
+}
+
+pin_project! {
+    #[project = ResponseProj]
+    enum Response<R>
+    where
+        R: Body,
+    {
+        Passed { #[pin] body: R },
+        Held {
+            frames: Frames,
+            trailers: Option<HeaderMap>,
+            // What was not read when the limit was reached.
+            rest: Option<Pin<Box<R>>>,
+            // What ended the body while it was read.
+            error: Option<R::Error>,
+        },
+    }
+}
+
+impl<R: Body> ResponseBody<R> {
+    pub(crate) fn passed(body: R) -> Self {
+        Self {
+            kind: Response::Passed { body },
+        }
+    }
+
+    pub(crate) fn held(
+        frames: Frames,
+        trailers: Option<HeaderMap>,
+        rest: Option<Pin<Box<R>>>,
+        error: Option<R::Error>,
+    ) -> Self {
+        Self {
+            kind: Response::Held {
+                frames,
+                trailers,
+                rest,
+                error,
+            },
+        }
+    }
+
+    pub(crate) fn full(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+        Self::held(Frames::one(bytes), trailers, None, None)
+    }
+}
+
+impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
+    type Data = Bytes;
+    type Error = R::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, R::Error>>> {
+        match self.project().kind.project() {
+            ResponseProj::Passed { body } => body.poll_frame(cx),
+            ResponseProj::Held {
+                frames,
+                trailers,
+                rest,
+                error,
+            } => {
+                if let Some(frame) = next_held(frames, trailers) {
+                    return Poll::Ready(Some(Ok(frame)));
+                }
+                if let Some(error) = error.take() {
+                    return Poll::Ready(Some(Err(error)));
+                }
+                match rest {
+                    Some(rest) => rest.as_mut().poll_frame(cx),
+                    None => Poll::Ready(None),
+                }
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            Response::Passed { body } => body.is_end_stream(),
+            Response::Held {
+                frames,
+                trailers,
+                rest,
+                error,
+            } => {
+                frames.is_empty()
+                    && trailers.is_none()
+                    && error.is_none()
+                    && rest.as_ref().is_none_or(|rest| rest.is_end_stream())
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            Response::Passed { body } => body.size_hint(),
+            Response::Held {
+                frames,
+                trailers,
+                rest,
+                error,
+            } => {
+                let held = frames.len() as u64;
+                let mut hint = SizeHint::new();
+                hint.set_lower(held);
+                match rest {
+                    Some(rest) => {
+                        let rest = rest.size_hint();
+                        hint.set_lower(held.saturating_add(rest.lower()));
+                        if let Some(upper) = rest.upper() {
+                            hint.set_upper(held.saturating_add(upper));
+                        }
+                    }
+                    // An exact length would become a Content-Length: over HTTP/1.1 it would cut the
+                    // trailers off, and hide that the body broke.
+                    None if trailers.is_none() && error.is_none() => hint.set_exact(held),
+                    None => {}
+                }
+                hint
+            }
+        }
+    }
+}
+
+impl<R: Body> fmt::Debug for ResponseBody<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,671 @@
+//! The engine: claims keys, judges what it finds, and sees to it that every attempt is settled.
+//!
+//! It knows no HTTP server and no database.
+
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use crate::admission::{Admission, AdmitError, Holder, Replay, Settled};
+use crate::attempt::{AttemptGuard, Inner};
+use crate::claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
+use crate::detach::Tracker;
+use crate::error::{ConfigError, StoreError, StoreErrorKind};
+use crate::fingerprint::{Fingerprint, FingerprintMatch};
+use crate::heartbeat::Heartbeat;
+use crate::outcome::Outcome;
+use crate::record::{Record, State};
+use crate::scope::ScopedKey;
+use crate::store::{Completion, Fenced, Purged, Store};
+use crate::telemetry::{self, Fault, StoreTimer};
+use crate::time_limit::within;
+
+/// The engine behind every front door, and the whole of it for jobs: see [`run`](Self::run).
+///
+/// Cheap to clone; clones share one heartbeat, one count of running attempts and one store.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_idempotency::{Idempotency, MemoryStore};
+///
+/// # fn main() -> Result<(), tower_idempotency::ConfigError> {
+/// let idempotency = Idempotency::builder(MemoryStore::new())
+///     .lease(Duration::from_secs(10))
+///     .retention(Duration::from_secs(7 * 24 * 60 * 60))
+///     .build()?;
+/// # Ok(()) }
+/// ```
+pub struct Idempotency<S> {
+    pub(crate) engine: Arc<Engine>,
+    store: Arc<S>,
+}
+
+impl<S: Store> Idempotency<S> {
+    /// An engine with the defaults that [`IdempotencyBuilder`] lists.
+    pub fn new(store: S) -> Self {
+        IdempotencyBuilder::start(store).finish()
+    }
+
+    /// An engine with settings of your own.
+    pub fn builder(store: S) -> IdempotencyBuilder<S> {
+        IdempotencyBuilder::start(store)
+    }
+
+    /// The store, for an operator's calls: [`lookup`](Store::lookup), [`remove`](Store::remove),
+    /// [`abandoned`](Store::abandoned), [`resolve`](Store::resolve).
+    pub fn store(&self) -> &S {
+        &self.store
+    }
+
+    /// Claims `key` for a request with this fingerprint, or says what stands in the way.
+    ///
+    /// The attempt of [`Admission::First`] is renewed until it is settled.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError`] if the engine could not judge. The work must not be done then.
+    pub async fn admit(
+        &self,
+        key: &ScopedKey,
+        fingerprint: Fingerprint,
+    ) -> Result<Admission, AdmitError> {
+        self.engine.admit(key, fingerprint).await
+    }
+
+    /// Waits until the attempt that holds `key` has changed, or for `max`; then
+    /// [`admit`](Self::admit) again. It may return too early.
+    ///
+    /// # Errors
+    ///
+    /// [`AdmitError::Store`] if the store did not answer.
+    pub async fn wait(
+        &self,
+        key: &ScopedKey,
+        holder: &Holder,
+        max: Duration,
+    ) -> Result<(), AdmitError> {
+        self.engine.wait(key, holder, max).await
+    }
+
+    /// Removes at most `limit` expired records, and reports at error level how many of them were
+    /// never resolved.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError`] if the store did not answer.
+    pub async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
+        let purged = self.store.purge(limit).await?;
+        telemetry::purged(purged.unresolved);
+        Ok(purged)
+    }
+
+    /// How many attempts, attached or not, and how much background work has not ended.
+    pub fn running(&self) -> usize {
+        self.engine.tracker.running()
+    }
+
+    /// How many attempts go on without their client.
+    pub fn detached(&self) -> usize {
+        self.engine.tracker.detached()
+    }
+
+    /// Waits until every attempt has ended and every outcome is recorded, at most as long as the
+    /// drain limit says (30 s by default). Call it after the server stopped to accept requests;
+    /// `false` if something still runs.
+    pub async fn drain(&self) -> bool {
+        let limit = self.engine.settings.drain;
+        within(limit, self.engine.tracker.idle()).await.is_ok()
+    }
+}
+
+impl<S> Clone for Idempotency<S> {
+    fn clone(&self) -> Self {
+        Self {
+            engine: Arc::clone(&self.engine),
+            store: Arc::clone(&self.store),
+        }
+    }
+}
+
+impl<S> fmt::Debug for Idempotency<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("store", &self.engine.store)
+            .field("settings", &self.engine.settings)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<S: Store> From<S> for Idempotency<S> {
+    fn from(store: S) -> Self {
+        Self::new(store)
+    }
+}
+
+/// Settings of [`Idempotency`]. Every one has a default that can stay.
+#[derive(Debug)]
+#[must_use = "nothing is built until `build` is called"]
+pub struct IdempotencyBuilder<S> {
+    store: Arc<S>,
+    settings: Settings,
+    marker: PhantomData<S>,
+}
+
+impl<S: Store> IdempotencyBuilder<S> {
+    fn start(store: S) -> Self {
+        Self {
+            store: Arc::new(store),
+            settings: Settings::default(),
+            marker: PhantomData,
+        }
+    }
+
+    /// How long a claim lives without a renewal: the time for which a dead process blocks a key.
+    /// Live attempts renew at a third of it. Default 30 s.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.settings.lease = lease;
+        self
+    }
+
+    /// How long a record is kept, counted from its claim. Longer than the lease. Default 24 h, the
+    /// window that clients of payment APIs expect.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.settings.retention = retention;
+        self
+    }
+
+    /// What a retry may do with an attempt that ended without a known outcome. Default
+    /// [`OnAbandoned::Hold`].
+    pub fn on_abandoned(mut self, on_abandoned: OnAbandoned) -> Self {
+        self.settings.on_abandoned = on_abandoned;
+        self
+    }
+
+    /// After this an attempt is renewed no more, so that a hung handler cannot block a key for
+    /// ever. Not shorter than the lease. Default 15 min.
+    pub fn attempt_limit(mut self, limit: Duration) -> Self {
+        self.settings.attempt_limit = limit;
+        self
+    }
+
+    /// The time limit of a store call, a claim's repetitions included. Default 5 s.
+    pub fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.store_timeout = timeout;
+        self
+    }
+
+    /// How often a claim that failed is asked for again within the store's time limit, with the same
+    /// owner. Default 3.
+    pub fn claim_retries(mut self, retries: u32) -> Self {
+        self.settings.claim_retries = retries;
+        self
+    }
+
+    /// How long an answer waits for its outcome to be recorded. After that it leaves, marked
+    /// `Idempotency-Result: not-saved`, and recording goes on in the background. Default 5 s.
+    pub fn complete_wait(mut self, wait: Duration) -> Self {
+        self.settings.complete_wait = wait;
+        self
+    }
+
+    /// How many attempts may go on without their clients before new claims are refused with a 503.
+    /// Default 1,024.
+    pub fn detached_limit(mut self, limit: usize) -> Self {
+        self.settings.detached_limit = limit;
+        self
+    }
+
+    /// How long [`drain`](Idempotency::drain) waits at the most. Default 30 s.
+    pub fn drain_limit(mut self, limit: Duration) -> Self {
+        self.settings.drain = limit;
+        self
+    }
+
+    /// The secret from which [`Attempt::derive`](crate::Attempt::derive) makes downstream keys; the
+    /// same on all instances and for as long as records live. At least 16 bytes. Default: none, and
+    /// `derive` is an error.
+    pub fn secret(mut self, secret: impl Into<Vec<u8>>) -> Self {
+        self.settings.secret = Some(secret.into().into_boxed_slice());
+        self
+    }
+
+    /// Checks the settings and builds the engine.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] with the name of the setting: a duration that is zero or longer than a
+    /// hundred years, a lease that is not shorter than the retention, an attempt limit below the
+    /// lease, a short secret, no detached attempt at all.
+    pub fn build(self) -> Result<Idempotency<S>, ConfigError> {
+        self.settings.check()?;
+        Ok(self.finish())
+    }
+
+    fn finish(self) -> Idempotency<S> {
+        let engine = Engine {
+            store_name: self.store.properties().name,
+            store: Arc::clone(&self.store) as Arc<dyn Store>,
+            settings: self.settings,
+            heartbeat: Heartbeat::default(),
+            tracker: Arc::default(),
+        };
+        Idempotency {
+            engine: Arc::new(engine),
+            store: self.store,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) lease: Duration,
+    pub(crate) retention: Duration,
+    pub(crate) on_abandoned: OnAbandoned,
+    pub(crate) attempt_limit: Duration,
+    pub(crate) store_timeout: Duration,
+    pub(crate) claim_retries: u32,
+    pub(crate) complete_wait: Duration,
+    pub(crate) detached_limit: usize,
+    pub(crate) drain: Duration,
+    pub(crate) secret: Option<Box<[u8]>>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            lease: Duration::from_secs(30),
+            retention: Duration::from_secs(24 * 60 * 60),
+            on_abandoned: OnAbandoned::Hold,
+            attempt_limit: Duration::from_secs(15 * 60),
+            store_timeout: Duration::from_secs(5),
+            claim_retries: 3,
+            complete_wait: Duration::from_secs(5),
+            detached_limit: 1024,
+            drain: Duration::from_secs(30),
+            secret: None,
+        }
+    }
+}
+
+/// The longest duration that is taken: no clock overflows with it.
+pub(crate) const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// Refuses durations that are zero or overflow a clock.
+pub(crate) fn check_duration(setting: &'static str, value: Duration) -> Result<(), ConfigError> {
+    if value.is_zero() {
+        return Err(ConfigError::new(setting, "must be longer than zero"));
+    }
+    if value > LONGEST {
+        return Err(ConfigError::new(setting, "must not exceed a hundred years"));
+    }
+    Ok(())
+}
+
+impl Settings {
+    fn check(&self) -> Result<(), ConfigError> {
+        check_duration("lease", self.lease)?;
+        check_duration("retention", self.retention)?;
+        check_duration("attempt_limit", self.attempt_limit)?;
+        check_duration("store_timeout", self.store_timeout)?;
+        check_duration("complete_wait", self.complete_wait)?;
+        check_duration("drain_limit", self.drain)?;
+        if self.lease < Duration::from_millis(1) {
+            return Err(ConfigError::new("lease", "must be a millisecond at least"));
+        }
+        if self.lease >= self.retention {
+            let problem = format!(
+                "({:?}) must be shorter than `retention` ({:?}): a record must outlive its claim",
+                self.lease, self.retention
+            );
+            return Err(ConfigError::new("lease", problem));
+        }
+        if self.attempt_limit < self.lease {
+            let problem = format!("must not be shorter than `lease` ({:?})", self.lease);
+            return Err(ConfigError::new("attempt_limit", problem));
+        }
+        if self.detached_limit == 0 {
+            let problem = "must be 1 at least: an attempt goes on when its client leaves";
+            return Err(ConfigError::new("detached_limit", problem));
+        }
+        if self.secret.as_ref().is_some_and(|secret| secret.len() < 16) {
+            return Err(ConfigError::new("secret", "must have 16 bytes at least"));
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Settings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Settings")
+            .field("lease", &self.lease)
+            .field("retention", &self.retention)
+            .field("on_abandoned", &self.on_abandoned)
+            .field("attempt_limit", &self.attempt_limit)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What all clones of an [`Idempotency`] share, without its type parameter.
+pub(crate) struct Engine {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store_name: &'static str,
+    pub(crate) settings: Settings,
+    pub(crate) heartbeat: Heartbeat,
+    pub(crate) tracker: Arc<Tracker>,
+}
+
+/// How an attempt ends.
+#[derive(Clone, Debug)]
+pub(crate) enum Closing {
+    Complete {
+        outcome: Outcome,
+        retention: Option<Duration>,
+    },
+    Release,
+    Abandon,
+}
+
+impl Closing {
+    const fn op(&self) -> &'static str {
+        match self {
+            Self::Complete { .. } => "complete",
+            Self::Release => "release",
+            Self::Abandon => "abandon",
+        }
+    }
+
+    async fn apply(&self, store: &dyn Store, claim: &Claim) -> Result<Completion, StoreError> {
+        let fenced = match self {
+            Self::Complete { outcome, retention } => {
+                return store.complete(claim, outcome, *retention).await;
+            }
+            Self::Release => store.release(claim).await?,
+            Self::Abandon => store.abandon(claim).await?,
+        };
+        Ok(match fenced {
+            Fenced::Applied => Completion::Recorded,
+            Fenced::ClaimLost => Completion::ClaimLost,
+        })
+    }
+}
+
+/// The pause before the n-th repetition of a store call.
+fn backoff(tries: u32) -> Duration {
+    Duration::from_millis(10 << tries.min(7))
+}
+
+impl Engine {
+    /// Makes one store call within the store's time limit.
+    pub(crate) async fn call<T>(
+        &self,
+        op: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        self.call_within(self.settings.store_timeout, op, call)
+            .await
+    }
+
+    pub(crate) async fn call_within<T>(
+        &self,
+        limit: Duration,
+        op: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let timer = StoreTimer::start();
+        let result = within(limit, call).await.unwrap_or_else(|_| {
+            let message = format!("{op} did not answer within {limit:?}");
+            Err(StoreError::unavailable(message))
+        });
+        timer.stop(op, self.store_name, result.is_err());
+        if let Err(error) = &result {
+            telemetry::store_failed(op, error);
+        }
+        result
+    }
+
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        key: &ScopedKey,
+        fingerprint: Fingerprint,
+    ) -> Result<Admission, AdmitError> {
+        if self.tracker.detached() >= self.settings.detached_limit {
+            return Err(AdmitError::Overloaded);
+        }
+        let request = ClaimRequest {
+            key: key.clone(),
+            fingerprint,
+            owner: Owner::random(),
+            lease: self.settings.lease,
+            retention: self.settings.retention,
+            on_abandoned: self.settings.on_abandoned,
+        };
+        let mut asking = Asking {
+            engine: self,
+            request: &request,
+            acknowledged: false,
+        };
+        let (asked, claimed) = self.claim(&request).await.map_err(AdmitError::Store)?;
+        asking.acknowledged = true;
+        match claimed {
+            Claimed::Acquired { claim, notes } => {
+                let attempt = AttemptGuard::new(self, claim, notes, asked);
+                Ok(Admission::First(attempt))
+            }
+            Claimed::Existing(record) => judge(record, &fingerprint).map_err(AdmitError::Store),
+        }
+    }
+
+    /// Claims, asking again with the same owner while that may help.
+    async fn claim(&self, request: &ClaimRequest) -> Result<(Instant, Claimed), StoreError> {
+        let started = Instant::now();
+        let deadline = started + self.settings.store_timeout;
+        let mut asked = started;
+        let mut tries = 0;
+        loop {
+            let claimed = self
+                .call_within(deadline - asked, "claim", self.store.claim(request))
+                .await;
+            match claimed {
+                Ok(claimed) => return Ok((asked, claimed)),
+                Err(error) => {
+                    let next = Instant::now() + backoff(tries);
+                    let give_up = !error.is_transient()
+                        || tries >= self.settings.claim_retries
+                        || next >= deadline;
+                    if give_up {
+                        return Err(error);
+                    }
+                    tries += 1;
+                    tokio::time::sleep_until(next).await;
+                    asked = Instant::now();
+                }
+            }
+        }
+    }
+
+    pub(crate) async fn wait(
+        &self,
+        key: &ScopedKey,
+        holder: &Holder,
+        max: Duration,
+    ) -> Result<(), AdmitError> {
+        // The store's own time limit is for calls that work; this one waits.
+        let limit = max.saturating_add(self.settings.store_timeout);
+        let changed = self.store.changed(key, &holder.owner, max);
+        self.call_within(limit, "changed", changed)
+            .await
+            .map_err(AdmitError::Store)
+    }
+
+    /// Records how an attempt ended, asking again until the store acknowledges or the time for it is
+    /// over; then goes on in the background until the lease ends.
+    pub(crate) async fn close(
+        self: &Arc<Self>,
+        attempt: &Arc<Inner>,
+        closing: Closing,
+        slot: usize,
+    ) -> Settled {
+        let claim = attempt.claim();
+        let deadline = Instant::now() + self.settings.complete_wait;
+        let result = self.insist(claim, &closing, deadline).await;
+        let held_until = self.heartbeat.deregister(slot, attempt);
+        let settled = match result {
+            Ok(Completion::Recorded) => Settled::Recorded,
+            Ok(Completion::Standing(outcome)) => match &closing {
+                // Our own, from a call whose reply was lost.
+                Closing::Complete { outcome: own, .. } if *own == outcome => Settled::Recorded,
+                _ => Settled::Standing(outcome),
+            },
+            Ok(Completion::ClaimLost) => {
+                let standing = self.standing(claim).await;
+                if standing.is_none() {
+                    attempt.mark_lost();
+                }
+                standing.map_or(Settled::ClaimLost, Settled::Standing)
+            }
+            Err(error) => {
+                telemetry::fault(Fault::NotSaved, claim.key(), claim.attempt());
+                if error.is_transient() {
+                    let until = held_until.unwrap_or(deadline);
+                    self.close_in_background(claim.clone(), closing.clone(), until);
+                }
+                Settled::NotSaved
+            }
+        };
+        if matches!(closing, Closing::Abandon) {
+            telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
+        }
+        settled
+    }
+
+    /// Repeats a closing move until it is answered, cannot succeed, or `deadline` has passed.
+    async fn insist(
+        &self,
+        claim: &Claim,
+        closing: &Closing,
+        deadline: Instant,
+    ) -> Result<Completion, StoreError> {
+        let mut tries = 0;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let limit = left.min(self.settings.store_timeout);
+            let applied = closing.apply(&*self.store, claim);
+            match self.call_within(limit, closing.op(), applied).await {
+                Err(error) if error.is_transient() => {
+                    let next = Instant::now() + backoff(tries);
+                    if next >= deadline {
+                        return Err(error);
+                    }
+                    tries += 1;
+                    tokio::time::sleep_until(next).await;
+                }
+                answered => return answered,
+            }
+        }
+    }
+
+    fn close_in_background(self: &Arc<Self>, claim: Claim, closing: Closing, until: Instant) {
+        let engine = Arc::clone(self);
+        self.tracker.spawn(async move {
+            // Once at least, also when the lease is over: as long as nobody took the key over, the
+            // record can still be mended.
+            let until = until.max(Instant::now() + engine.settings.store_timeout);
+            if engine.insist(&claim, &closing, until).await.is_err() {
+                telemetry::fault(Fault::Unreleased, claim.key(), claim.attempt());
+            }
+        });
+    }
+
+    /// An attempt was dropped without a word.
+    pub(crate) fn abandon_in_background(self: &Arc<Self>, attempt: &Arc<Inner>) {
+        let claim = attempt.claim();
+        telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
+        let until = Instant::now() + self.settings.lease;
+        self.close_in_background(claim.clone(), Closing::Abandon, until);
+    }
+
+    /// The outcome that stands for a claim that was lost, if there is one.
+    async fn standing(&self, claim: &Claim) -> Option<Outcome> {
+        let record = self.call("lookup", self.store.lookup(claim.key())).await;
+        match record.ok().flatten()?.state {
+            State::Completed { outcome, .. } => Some(outcome),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine")
+            .field("store", &self.store)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A claim that was asked for and not yet answered. If it goes unanswered (the store failed, or the
+/// caller was dropped), the claim may stand although nobody works under it: free it.
+struct Asking<'a> {
+    engine: &'a Arc<Engine>,
+    request: &'a ClaimRequest,
+    acknowledged: bool,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if self.acknowledged {
+            return;
+        }
+        let ClaimRequest {
+            key, owner, lease, ..
+        } = self.request;
+        // Stores compare the owner alone, and the attempt of an unanswered claim is unknown.
+        let claim = Claim::new(key.clone(), *owner, 0);
+        let until = Instant::now() + *lease;
+        self.engine
+            .close_in_background(claim, Closing::Release, until);
+    }
+}
+
+fn judge(record: Record, fingerprint: &Fingerprint) -> Result<Admission, StoreError> {
+    match record.fingerprint.compare(fingerprint) {
+        FingerprintMatch::Same => {}
+        FingerprintMatch::OtherRecipe => telemetry::other_recipe(&record.key),
+        FingerprintMatch::OtherCaller => {
+            return Ok(Admission::Mismatch {
+                caller_changed: true,
+            });
+        }
+        FingerprintMatch::Different => {
+            return Ok(Admission::Mismatch {
+                caller_changed: false,
+            });
+        }
+    }
+    Ok(match record.state {
+        State::Completed {
+            outcome,
+            completed_at,
+        } => Admission::Replay(Replay::new(outcome, completed_at.to_system_time())),
+        State::Started { lease_left, .. } if lease_left.is_zero() => Admission::OutcomeUnknown,
+        State::Started { lease_left, .. } => Admission::InFlight(Holder {
+            owner: record.owner,
+            lease_left,
+        }),
+        State::Released => {
+            return Err(StoreError::new(
+                StoreErrorKind::Other,
+                "the store showed a released record instead of granting the claim",
+            ));
+        }
+    })
+}
+
+/// Waits out the time between two looks at a key that is in flight, so that a store which reports
+/// changes too early is not asked in a busy loop.
+pub(crate) async fn pause_between_looks(look: u32) {
+    sleep(backoff(look.min(4))).await;
+}
