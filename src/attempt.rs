@@ -73,6 +73,11 @@ impl Attempt {
         self.inner.claim.key()
     }
 
+    /// The client's key by itself.
+    pub fn idempotency_key(&self) -> IdempotencyKey {
+        IdempotencyKey::from_decoded(self.key().key().into())
+    }
+
     /// The fencing token: 1 for the first run, greater with every later one. Send it along to
     /// systems that can refuse a stalled attempt.
     pub fn number(&self) -> u32 {

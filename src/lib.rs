@@ -9,11 +9,13 @@ mod detach;
 mod error;
 pub mod fingerprint;
 mod heartbeat;
+pub mod http;
 mod idempotency;
 mod key;
 mod outcome;
 mod record;
 mod retention;
+mod run;
 mod scope;
 pub mod store;
 mod telemetry;
@@ -25,11 +27,16 @@ pub use attempt::{Attempt, AttemptGuard, MissingSecret, NoteError};
 pub use claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
 pub use error::{ConfigError, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintMatch};
+pub use http::{
+    IdempotencyLayer, IdempotencyLayerBuilder, IdempotencyService, InFlight, MissingKey, OnNoStore,
+    OnOutage, Policy, Problem, ProblemKind, RequestBody, ResponseBody, Scope,
+};
 pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::IdempotencyKey;
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
+pub use run::{Advice, Failure, Ran, RunError};
 pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;

@@ -11,7 +11,6 @@ use crate::scope::ScopedKey;
 pub(crate) enum Answered {
     Executed,
     Replayed,
-    TakenOver,
     InFlight,
     Mismatch,
     OutcomeUnknown,
@@ -29,7 +28,6 @@ impl Answered {
         match self {
             Self::Executed => "executed",
             Self::Replayed => "replayed",
-            Self::TakenOver => "taken_over",
             Self::InFlight => "in_flight",
             Self::Mismatch => "mismatch",
             Self::OutcomeUnknown => "outcome_unknown",

@@ -37,22 +37,42 @@ impl NeverStored {
         }
         !is_of_one_exchange(name.as_str()) && !self.also.contains(name)
     }
+
+    /// The names that are left out, for the published policy; `*` ends a prefix.
+    pub(crate) fn describe(&self) -> Vec<String> {
+        let excepted = |name: &str| self.except.iter().any(|except| except == name);
+        let exact = OF_ONE_HOP.iter().copied().chain(
+            OF_ONE_EXCHANGE
+                .iter()
+                .copied()
+                .filter(|name| !excepted(name)),
+        );
+        let prefixes = OF_ONE_EXCHANGE_PREFIXES.iter();
+        let prefixes = prefixes.map(|prefix| format!("{prefix}*"));
+        let also = self.also.iter().map(ToString::to_string);
+        exact
+            .map(str::to_owned)
+            .chain(prefixes)
+            .chain(also)
+            .collect()
+    }
 }
 
 /// Connection fields (RFC 9110 section 7.6.1, RFC 9113 section 8.2.2) and the fields that frame a
 /// message, which are made anew for every message.
+const OF_ONE_HOP: &[&str] = &[
+    "connection",
+    "content-length",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
 fn is_of_one_hop(name: &HeaderName) -> bool {
-    matches!(
-        name.as_str(),
-        "connection"
-            | "content-length"
-            | "keep-alive"
-            | "proxy-connection"
-            | "te"
-            | "trailer"
-            | "transfer-encoding"
-            | "upgrade"
-    )
+    OF_ONE_HOP.contains(&name.as_str())
 }
 
 fn is_listed_in_connection(name: &HeaderName, headers: &HeaderMap) -> bool {

@@ -25,6 +25,7 @@ mod layer;
 mod original_uri;
 mod policy;
 mod problem;
+mod scope;
 mod service;
 
 pub use body::{RequestBody, ResponseBody};
@@ -33,4 +34,5 @@ pub use future::ResponseFuture;
 pub use layer::{IdempotencyLayer, IdempotencyLayerBuilder};
 pub use policy::Policy;
 pub use problem::{Problem, ProblemKind};
+pub use scope::Scope;
 pub use service::IdempotencyService;

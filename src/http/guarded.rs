@@ -1,0 +1,563 @@
+//! One guarded request, from its body to its answer.
+
+use std::any::Any;
+use std::panic::resume_unwind;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, TRAILER};
+use http::request::Parts;
+use http::{HeaderName, Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::BodyExt;
+use tokio::time::Instant;
+use tower_service::Service;
+
+use super::body::{Frames, RequestBody, ResponseBody};
+use super::config::{Config, InFlight, OnNoStore, OnOutage};
+use super::header;
+use super::original_uri::original_uri;
+use super::problem::{Problem, ProblemKind};
+use super::service::refusal;
+use crate::admission::{Admission, AdmitError, Holder, Replay, Settled};
+use crate::attempt::AttemptGuard;
+use crate::detach::{Detachable, catch_panic};
+use crate::error::StoreErrorKind;
+use crate::fingerprint::{CallerPart, Fingerprint, caller_part};
+use crate::idempotency::{Closing, Engine, LONGEST, pause_between_looks};
+use crate::outcome::Outcome;
+use crate::retention::{Disposition, RetentionOverride};
+use crate::scope::ScopedKey;
+use crate::telemetry::{self, Answered, RequestSpan};
+
+type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
+
+/// A request whose key is known, on its way to the handler.
+pub(super) struct Guarded<T> {
+    pub(super) config: Arc<Config>,
+    pub(super) engine: Arc<Engine>,
+    pub(super) inner: T,
+    pub(super) key: ScopedKey,
+}
+
+/// Reads the body, then tries for the key until there is an answer. Dropped before the key is asked
+/// for, nothing has happened; dropped later, the attempt goes on without the client.
+pub(super) async fn guard<T, B, R>(
+    guarded: Guarded<T>,
+    parts: Parts,
+    body: B,
+) -> Answer<R, T::Error>
+where
+    T: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    T::Future: Send + 'static,
+    T::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let config = Arc::clone(&guarded.config);
+    let engine = Arc::clone(&guarded.engine);
+    let span = RequestSpan::new(engine.store_name, &guarded.key);
+    let read = read_request(&config, &guarded.key, &parts, body).await;
+    let (fingerprint, body) = match read {
+        Ok(read) => read,
+        Err(kind) => return Ok(guarded.refuse(config.problem(kind), Answered::Rejected, &span)),
+    };
+    let mut trying = Trying {
+        guarded,
+        parts,
+        body,
+        fingerprint,
+        span,
+    };
+    let give_up = match config.in_flight {
+        InFlight::Reject => None,
+        InFlight::Wait(max) => Some(Instant::now() + max),
+    };
+    for look in 0.. {
+        let span = trying.span.clone();
+        let tried = Detachable::new(Arc::clone(&engine.tracker), span, trying.once()).await;
+        let (back, holder) = match tried {
+            Tried::Answered(answer) => return answer,
+            Tried::InFlight(back, holder) => (*back, holder),
+        };
+        let left = give_up.map(|at| at.saturating_duration_since(Instant::now()));
+        let Some(left) = left.filter(|left| !left.is_zero()) else {
+            return Ok(back.in_progress(&holder));
+        };
+        trying = back;
+        // Not detachable: a client that leaves here leaves nothing behind.
+        if look > 0 {
+            pause_between_looks(look).await;
+        }
+        if let Err(error) = engine.wait(&trying.guarded.key, &holder, left).await {
+            return Ok(trying.store_failed(&error));
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+/// Reads the whole body within the limit and takes the fingerprint as it arrives.
+async fn read_request<B>(
+    config: &Config,
+    key: &ScopedKey,
+    parts: &Parts,
+    body: B,
+) -> Result<(Fingerprint, RequestBody<B>), ProblemKind>
+where
+    B: Body<Data = Bytes>,
+{
+    let limit = config.request_limit;
+    let declared = header::declared_length(&parts.headers).unwrap_or(0);
+    let at_least = declared.max(body.size_hint().lower());
+    // Before the body is polled, so that a client that waits for 100 Continue need not send it.
+    if at_least > limit as u64 {
+        return Err(ProblemKind::BodyTooLarge);
+    }
+    let uri = original_uri(parts);
+    let caller = match &config.scope {
+        Some(_) => CallerPart::Scoped,
+        None => CallerPart::Credentials(caller_part(&parts.headers, key.as_bytes())),
+    };
+    let mut hasher = config
+        .fingerprint
+        .start(parts, uri.path(), uri.query(), caller);
+    let mut frames = Frames::default();
+    let mut trailers = None;
+    let mut body = pin!(body);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| ProblemKind::BodyUnreadable)?;
+        match frame.into_data() {
+            Ok(data) => {
+                if data.len() > limit - frames.len() {
+                    return Err(ProblemKind::BodyTooLarge);
+                }
+                hasher.frame(&data);
+                frames.push(data);
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    Ok((hasher.finish(), RequestBody::held(frames, trailers)))
+}
+
+/// A request that was read, and tries for its key.
+struct Trying<T, B> {
+    guarded: Guarded<T>,
+    parts: Parts,
+    body: RequestBody<B>,
+    fingerprint: Fingerprint,
+    span: RequestSpan,
+}
+
+enum Tried<T, B, R: Body, E> {
+    Answered(Answer<R, E>),
+    /// The key is held and the layer is set to wait; the request comes back for another look.
+    InFlight(Box<Trying<T, B>>, Holder),
+}
+
+impl<T> Guarded<T> {
+    fn refuse<R: Body<Data = Bytes>>(
+        &self,
+        problem: Problem,
+        answer: Answered,
+        span: &RequestSpan,
+    ) -> Response<ResponseBody<R>> {
+        telemetry::answered(answer, self.engine.store_name);
+        span.record(answer);
+        refusal(self.config.refuse(problem))
+    }
+}
+
+impl<T, B> Trying<T, B> {
+    fn refuse<R: Body<Data = Bytes>>(
+        &self,
+        problem: Problem,
+        answer: Answered,
+    ) -> Response<ResponseBody<R>> {
+        self.guarded.refuse(problem, answer, &self.span)
+    }
+
+    fn in_progress<R: Body<Data = Bytes>>(&self, holder: &Holder) -> Response<ResponseBody<R>> {
+        let config = &self.guarded.config;
+        let mut problem = config.problem(ProblemKind::InProgress);
+        problem.retry_after = Some(config.retry_after.min(holder.lease_left));
+        self.refuse(problem, Answered::InFlight)
+    }
+
+    fn store_failed<R: Body<Data = Bytes>>(&self, error: &AdmitError) -> Response<ResponseBody<R>> {
+        let kind = match error {
+            AdmitError::Overloaded => ProblemKind::Overloaded,
+            AdmitError::Store(error) if error.kind() == StoreErrorKind::Corrupt => {
+                ProblemKind::RecordUnreadable
+            }
+            AdmitError::Store(_) => ProblemKind::StoreUnavailable,
+        };
+        let mut problem = self.guarded.config.problem(kind);
+        if problem.status == StatusCode::SERVICE_UNAVAILABLE {
+            problem.retry_after = Some(Duration::from_secs(1));
+        }
+        self.refuse(problem, Answered::StoreError)
+    }
+}
+
+impl<T, B, R> Trying<T, B>
+where
+    T: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    T::Future: Send + 'static,
+    T::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    /// Asks for the key once and does what the answer says, to its end.
+    async fn once(self) -> Tried<T, B, R, T::Error> {
+        let Guarded { config, engine, .. } = &self.guarded;
+        let admission = engine.admit(&self.guarded.key, self.fingerprint).await;
+        let response = match admission {
+            Ok(Admission::First(attempt)) => {
+                return Tried::Answered(self.run(attempt).await);
+            }
+            Ok(Admission::Replay(replay)) => self.replay(replay).await,
+            Ok(Admission::InFlight(holder)) if matches!(config.in_flight, InFlight::Wait(_)) => {
+                return Tried::InFlight(Box::new(self), holder);
+            }
+            Ok(Admission::InFlight(holder)) => self.in_progress(&holder),
+            Ok(Admission::Mismatch { caller_changed }) => {
+                let kind = if caller_changed {
+                    ProblemKind::CallerChanged
+                } else {
+                    ProblemKind::KeyReused
+                };
+                self.refuse(config.problem(kind), Answered::Mismatch)
+            }
+            Ok(Admission::OutcomeUnknown) => {
+                let mut problem = config.problem(ProblemKind::OutcomeUnknown);
+                problem.retry_after = Some(engine.settings.lease);
+                self.refuse(problem, Answered::OutcomeUnknown)
+            }
+            Err(AdmitError::Store(error))
+                if config.on_outage == OnOutage::PassThrough
+                    && error.kind() != StoreErrorKind::Corrupt =>
+            {
+                return Tried::Answered(self.run_unprotected().await);
+            }
+            Err(error) => self.store_failed(&error),
+        };
+        Tried::Answered(Ok(response))
+    }
+
+    async fn run_unprotected(self) -> Answer<R, T::Error> {
+        let Self {
+            guarded: Guarded { engine, mut inner, .. },
+            parts,
+            body,
+            span,
+            ..
+        } = self;
+        let request = Request::from_parts(parts, body);
+        telemetry::answered(Answered::Unprotected, engine.store_name);
+        span.record(Answered::Unprotected);
+        let response = inner.call(request).await?;
+        let mut response = response.map(ResponseBody::passed);
+        let headers = response.headers_mut();
+        headers.insert(header::UNPROTECTED, header::TRUE);
+        Ok(response)
+    }
+
+    async fn replay(self, replay: Replay) -> Response<ResponseBody<R>> {
+        let config = &self.guarded.config;
+        if let Some(authorize) = &config.authorize_replay {
+            let authorized = authorize(&self.parts, &replay.outcome);
+            if let Err(refused) = authorized.await {
+                telemetry::answered(Answered::Refused, self.guarded.engine.store_name);
+                self.span.record(Answered::Refused);
+                return refusal(refused);
+            }
+        }
+        if replay.outcome.is_tombstone() {
+            let mut problem = config.problem(ProblemKind::ResponseNotKept);
+            if let Some(status) = replay.outcome.status() {
+                let member = "original_status".to_owned();
+                problem.extensions.insert(member, status.as_u16().into());
+            }
+            return self.refuse(problem, Answered::NotKept);
+        }
+        telemetry::answered(Answered::Replayed, self.guarded.engine.store_name);
+        self.span.record(Answered::Replayed);
+        let mut response = give_again(&replay.outcome, &config.marker);
+        if response.status().is_client_error() || response.status().is_server_error() {
+            let date = httpdate::fmt_http_date(replay.completed_at);
+            if let Ok(date) = HeaderValue::try_from(date) {
+                response.headers_mut().insert(header::ORIGINAL_DATE, date);
+            }
+        }
+        response.extensions_mut().insert(replay);
+        response
+    }
+
+    /// Runs the handler under its claim, and settles the claim before anybody is answered.
+    async fn run(self, attempt: AttemptGuard) -> Answer<R, T::Error> {
+        let Self {
+            guarded: Guarded { config, engine, mut inner, .. },
+            mut parts,
+            body,
+            span,
+            ..
+        } = self;
+        telemetry::answered(Answered::Executed, engine.store_name);
+        span.record(Answered::Executed);
+        parts.extensions.insert(attempt.attempt().clone());
+        let request = Request::from_parts(parts, body);
+        let called = catch_panic(async { inner.call(request).await }).await;
+        match called {
+            Ok(Ok(response)) => Ok(settle(&config, attempt, response).await),
+            Ok(Err(error)) => {
+                let disposition = config
+                    .classify_error
+                    .as_ref()
+                    .and_then(|classify| classify(&error as &dyn Any));
+                let closing = match disposition {
+                    Some(Disposition::Release) => Closing::Release,
+                    // There is no response that could be kept.
+                    _ => Closing::Abandon,
+                };
+                let _ = attempt.close(closing).await;
+                Err(error)
+            }
+            Err(panic) => {
+                let _ = attempt.abandon().await;
+                resume_unwind(panic)
+            }
+        }
+    }
+}
+
+/// Decides by the head of a response what becomes of it, records that, and gives it to the client.
+async fn settle<R>(
+    config: &Config,
+    attempt: AttemptGuard,
+    response: Response<R>,
+) -> Response<ResponseBody<R>>
+where
+    R: Body<Data = Bytes> + Send + 'static,
+{
+    let (parts, body) = response.into_parts();
+    let word = parts.extensions.get::<RetentionOverride>();
+    let disposition = match word {
+        // A protocol switch hands the connection over: there is no message to keep.
+        _ if parts.status == StatusCode::SWITCHING_PROTOCOLS => Disposition::Release,
+        Some(RetentionOverride::NotExecuted) => Disposition::Release,
+        Some(RetentionOverride::LeaveUnknown) => Disposition::LeaveUnknown,
+        Some(RetentionOverride::Keep | RetentionOverride::Live) => Disposition::Keep,
+        None => config.retention.decide(&parts),
+    };
+    let retention = match disposition {
+        Disposition::Release => {
+            let settled = attempt.release().await;
+            return answer(config, settled, parts, ResponseBody::passed(body));
+        }
+        Disposition::LeaveUnknown => {
+            let settled = attempt.abandon().await;
+            return answer(config, settled, parts, ResponseBody::passed(body));
+        }
+        Disposition::Keep => None,
+        Disposition::KeepFor(retention) => Some(retention.min(LONGEST)),
+    };
+    let complete = |outcome| Closing::Complete { outcome, retention };
+    if is_known_not_to_be_kept(config, &parts, &body, word) {
+        let tombstone = complete(Outcome::tombstone(parts.status));
+        let settled = attempt.close(tombstone).await;
+        return answer(config, settled, parts, ResponseBody::passed(body));
+    }
+    let held = match catch_panic(hold(body, config.response_limit)).await {
+        Ok(held) => held,
+        Err(panic) => {
+            let _ = attempt.abandon().await;
+            resume_unwind(panic)
+        }
+    };
+    let closing = match held.end {
+        End::Whole => complete(keep(config, &parts, &held.frames, held.trailers.as_ref())),
+        End::OverLimit(_) => complete(Outcome::tombstone(parts.status)),
+        End::Broken(_) => Closing::Abandon,
+    };
+    let settled = attempt.close(closing).await;
+    let (rest, error) = match held.end {
+        End::Whole => (None, None),
+        End::OverLimit(rest) => (Some(rest), None),
+        End::Broken(error) => (None, Some(error)),
+    };
+    let body = ResponseBody::held(held.frames, held.trailers, rest, error);
+    answer(config, settled, parts, body)
+}
+
+/// Whether the head already tells that the body cannot or must not be kept.
+fn is_known_not_to_be_kept<R: Body>(
+    config: &Config,
+    parts: &http::response::Parts,
+    body: &R,
+    word: Option<&RetentionOverride>,
+) -> bool {
+    let content_type = parts.headers.get(CONTENT_TYPE);
+    matches!(word, Some(RetentionOverride::Live))
+        || header::is_media_type(content_type, &config.live_types)
+        || body.size_hint().lower() > config.response_limit as u64
+        || header::declared_length(&parts.headers)
+            .is_some_and(|declared| declared > config.response_limit as u64)
+        || (config.on_no_store == OnNoStore::Tombstone && is_no_store(&parts.headers))
+}
+
+/// Whether `Cache-Control` has the directive `no-store` (RFC 9111 section 5.2.2.5).
+fn is_no_store(headers: &HeaderMap) -> bool {
+    headers.get_all(CACHE_CONTROL).iter().any(|line| {
+        line.as_bytes()
+            .split(|byte| *byte == b',')
+            .any(|directive| directive.trim_ascii().eq_ignore_ascii_case(b"no-store"))
+    })
+}
+
+struct HeldBody<R: Body> {
+    frames: Frames,
+    trailers: Option<HeaderMap>,
+    end: End<R>,
+}
+
+enum End<R: Body> {
+    Whole,
+    OverLimit(Pin<Box<R>>),
+    Broken(R::Error),
+}
+
+/// Drives a body to its end, whether the client is there or not.
+async fn hold<R: Body<Data = Bytes>>(body: R, limit: usize) -> HeldBody<R> {
+    let mut frames = Frames::default();
+    let mut trailers = None;
+    if body.is_end_stream() {
+        let end = End::Whole;
+        return HeldBody {
+            frames,
+            trailers,
+            end,
+        };
+    }
+    // Boxed, because what is left at the limit has to move on into the response.
+    let mut body = Box::pin(body);
+    let end = loop {
+        match body.frame().await {
+            None => break End::Whole,
+            Some(Err(error)) => break End::Broken(error),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => {
+                    let over = data.len() > limit - frames.len().min(limit);
+                    frames.push(data);
+                    if over {
+                        break End::OverLimit(body);
+                    }
+                }
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            },
+        }
+    };
+    HeldBody {
+        frames,
+        trailers,
+        end,
+    }
+}
+
+/// The outcome of a response that was held to its end.
+fn keep(
+    config: &Config,
+    parts: &http::response::Parts,
+    frames: &Frames,
+    trailers: Option<&HeaderMap>,
+) -> Outcome {
+    let status = parts.status;
+    // These statuses have no content (RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5), whatever the
+    // handler put there.
+    let empty = Frames::default();
+    let frames = match status.as_u16() {
+        204 | 205 | 304 => &empty,
+        _ => frames,
+    };
+    let list = &config.never_stored;
+    let headers = &parts.headers;
+    let kept = |name: &HeaderName| list.keeps(name, headers) && *name != config.marker;
+    telemetry::response_size(frames.len());
+    let Some(redact) = &config.redact else {
+        let mut single = frames.iter();
+        return match (single.next(), single.next()) {
+            (None, _) => Outcome::filtered(status, headers, kept, &[], trailers),
+            (Some(one), None) => Outcome::filtered(status, headers, kept, &[one], trailers),
+            _ => {
+                let pieces: Vec<&[u8]> = frames.iter().map(|frame| &frame[..]).collect();
+                Outcome::filtered(status, headers, kept, &pieces, trailers)
+            }
+        };
+    };
+    let mut redacted = headers.clone();
+    let body = redact(status, &mut redacted, frames.join());
+    Outcome::filtered(status, &redacted, kept, &[&body], trailers)
+}
+
+/// The answer to the first client, once the record stands.
+fn answer<R: Body<Data = Bytes>>(
+    config: &Config,
+    settled: Settled,
+    parts: http::response::Parts,
+    body: ResponseBody<R>,
+) -> Response<ResponseBody<R>> {
+    let mark = match settled {
+        Settled::Recorded => None,
+        Settled::Standing(outcome) if outcome.is_tombstone() => None,
+        // Another result stands for this key: everybody gets that one.
+        Settled::Standing(outcome) => return give_again(&outcome, &config.marker),
+        Settled::ClaimLost => Some(header::CLAIM_LOST),
+        Settled::NotSaved => Some(header::NOT_SAVED),
+    };
+    let mut response = Response::from_parts(parts, body);
+    if let Some(mark) = mark {
+        response.headers_mut().insert(header::RESULT, mark);
+    }
+    response
+}
+
+/// A kept response, as it was, with the marker.
+fn give_again<R: Body<Data = Bytes>>(
+    outcome: &Outcome,
+    marker: &HeaderName,
+) -> Response<ResponseBody<R>> {
+    let headers = outcome.headers();
+    let mut replayed = HeaderMap::with_capacity(headers.len() + 2);
+    for (name, value) in headers {
+        replayed.append(name, value);
+    }
+    replayed.insert(marker.clone(), header::TRUE);
+    let trailers: Option<HeaderMap> = (outcome.trailers().len() > 0).then(|| {
+        let mut trailers = HeaderMap::with_capacity(outcome.trailers().len());
+        for (name, value) in outcome.trailers() {
+            trailers.append(name, value);
+        }
+        trailers
+    });
+    if let Some(announced) = trailers.as_ref().and_then(announce) {
+        replayed.insert(TRAILER, announced);
+    }
+    let mut response = Response::new(ResponseBody::full(outcome.body(), trailers));
+    *response.status_mut() = outcome.status().unwrap_or(StatusCode::OK);
+    *response.headers_mut() = replayed;
+    response
+}
+
+/// The value of `Trailer` (RFC 9110 section 6.6.2); over HTTP/1.1 trailers that are not announced
+/// are not sent. gRPC does not announce them.
+fn announce(trailers: &HeaderMap) -> Option<HeaderValue> {
+    if trailers.contains_key("grpc-status") {
+        return None;
+    }
+    let names: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+    HeaderValue::try_from(names.join(", ")).ok()
+}

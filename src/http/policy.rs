@@ -1,0 +1,239 @@
+//! What a layer enforces, for publication.
+
+use std::fmt::Write as _;
+
+use serde::Serialize;
+
+use super::config::{Config, InFlight, MissingKey, OnOutage};
+use super::header;
+use super::problem::ProblemKind;
+use crate::claim::OnAbandoned;
+use crate::idempotency::Engine;
+use crate::key::{KeySyntax, PersonalData};
+
+/// The idempotency specification that a resource must publish, its expiry included
+/// (draft-ietf-httpapi-idempotency-key-header-07 section 2.5.2), as it is in force.
+///
+/// Serialise it as JSON, or print it with [`to_markdown`](Self::to_markdown).
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct Policy {
+    /// The request header that carries the key.
+    pub header: String,
+    /// `lenient` (Structured Field String or bare) or `strict` (Structured Field String).
+    pub syntax: &'static str,
+    /// The shortest key in bytes.
+    pub key_min_bytes: usize,
+    /// The longest key in bytes.
+    pub key_max_bytes: usize,
+    /// `any` or `uuid`.
+    pub key_format: &'static str,
+    /// Whether keys that look like personal data are refused.
+    pub personal_data_refused: bool,
+    /// Whether a guarded request must carry a key.
+    pub required: bool,
+    /// The methods that are guarded.
+    pub methods: Vec<String>,
+    /// Among whom keys are unique.
+    pub scope: &'static str,
+    /// What makes two requests the same request.
+    pub fingerprint: Vec<String>,
+    /// How long a result is kept, in seconds from the first request. After that the key is as one
+    /// that was never used.
+    pub retention_seconds: f64,
+    /// For how many seconds a dead process blocks a key.
+    pub lease_seconds: f64,
+    /// Which responses are kept: `standard`, `draft`, `stripe`, or a name of the service's own.
+    pub kept: &'static str,
+    /// The statuses that are not kept and free the key; absent if a function decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub released_statuses: Option<Vec<u16>>,
+    /// The largest request body in bytes.
+    pub max_request_bytes: usize,
+    /// The largest response body in bytes that is kept.
+    pub max_response_bytes: usize,
+    /// `reject` or `wait`.
+    pub in_flight: &'static str,
+    /// How long a request waits for a twin that is in flight, in seconds; 0 if it does not.
+    pub wait_seconds: f64,
+    /// `hold` or `rerun`.
+    pub on_abandoned: &'static str,
+    /// `reject` or `pass-through`.
+    pub on_outage: &'static str,
+    /// The response header on replays.
+    pub replay_marker: String,
+    /// The response header that names the code of a refusal.
+    pub error_header: String,
+    /// Response headers that are not replayed; a name that ends in `*` stands for all that begin so.
+    pub headers_not_replayed: Vec<String>,
+    /// The refusals: status and code.
+    pub problems: Vec<PolicyProblem>,
+    /// Where it is all explained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub documentation: Option<String>,
+}
+
+/// One way to be refused.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct PolicyProblem {
+    /// The status.
+    pub status: u16,
+    /// The code in the problem document and in `Idempotency-Error`.
+    pub code: &'static str,
+    /// The title.
+    pub title: String,
+}
+
+impl Policy {
+    pub(super) fn of(config: &Config, engine: &Engine) -> Self {
+        let wait = match config.in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(max) => Some(max.as_secs_f64()),
+        };
+        let problems = ProblemKind::ALL.iter().map(|kind| {
+            let mut problem = config.problem(*kind);
+            if let Some(reword) = &config.reword {
+                reword(&mut problem);
+            }
+            PolicyProblem {
+                status: problem.status.as_u16(),
+                code: kind.code(),
+                title: problem.title.into_owned(),
+            }
+        });
+        Self {
+            header: display_name(config.header.as_str()),
+            syntax: match config.syntax {
+                KeySyntax::Lenient => "lenient",
+                KeySyntax::Strict => "strict",
+            },
+            key_min_bytes: config.format.min(),
+            key_max_bytes: config.format.max(),
+            key_format: if config.format.is_uuid() { "uuid" } else { "any" },
+            personal_data_refused: config.format.personal() == PersonalData::Reject,
+            required: config.missing_key == MissingKey::Reject,
+            methods: config.methods.iter().map(ToString::to_string).collect(),
+            scope: config
+                .scope
+                .as_ref()
+                .map_or("by the caller's credentials", |scope| scope.describe()),
+            fingerprint: config.fingerprint.describe().hashed,
+            retention_seconds: engine.settings.retention.as_secs_f64(),
+            lease_seconds: engine.settings.lease.as_secs_f64(),
+            kept: config.retention.name(),
+            released_statuses: config.retention.released_statuses(),
+            max_request_bytes: config.request_limit,
+            max_response_bytes: config.response_limit,
+            in_flight: if wait.is_some() { "wait" } else { "reject" },
+            wait_seconds: wait.unwrap_or(0.0),
+            on_abandoned: match engine.settings.on_abandoned {
+                OnAbandoned::Hold => "hold",
+                OnAbandoned::Rerun => "rerun",
+            },
+            on_outage: match config.on_outage {
+                OnOutage::Reject => "reject",
+                OnOutage::PassThrough => "pass-through",
+            },
+            replay_marker: display_name(config.marker.as_str()),
+            error_header: display_name(header::ERROR.as_str()),
+            headers_not_replayed: config.never_stored.describe(),
+            problems: problems.collect(),
+            documentation: config.documentation.clone(),
+        }
+    }
+
+    /// The policy as a JSON document.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string_pretty(self).unwrap_or_default()
+    }
+
+    /// The policy as a chapter for an API's documentation.
+    pub fn to_markdown(&self) -> String {
+        let mut text = String::from("## Idempotency\n\n");
+        // Writing to a String cannot fail.
+        let _ = self.write_markdown(&mut text);
+        text
+    }
+
+    fn write_markdown(&self, text: &mut String) -> std::fmt::Result {
+        let required = if self.required {
+            "must carry"
+        } else {
+            "may carry"
+        };
+        writeln!(
+            text,
+            "Requests with the methods {} {required} the header `{}`: one unique key per operation, \
+             the same one on every retry.\n",
+            self.methods.join(", "),
+            self.header,
+        )?;
+        writeln!(text, "| | |\n|---|---|")?;
+        let syntax = match self.syntax {
+            "strict" => "Structured Field String (in double quotes)",
+            _ => "Structured Field String (in double quotes), or bare",
+        };
+        writeln!(
+            text,
+            "| key | {syntax}; {} to {} bytes; format: {} |",
+            self.key_min_bytes, self.key_max_bytes, self.key_format
+        )?;
+        writeln!(text, "| keys are unique | {} |", self.scope)?;
+        let fingerprint = self.fingerprint.join(", ");
+        writeln!(text, "| same request means same | {fingerprint} |")?;
+        let retention = self.retention_seconds;
+        writeln!(text, "| results are kept for | {retention} seconds |")?;
+        let released = match &self.released_statuses {
+            Some(statuses) if statuses.is_empty() => "every response".to_owned(),
+            Some(statuses) => format!("every response but {}", ranges(statuses)),
+            None => "as the service decides".to_owned(),
+        };
+        writeln!(text, "| kept | {released} (policy `{}`) |", self.kept)?;
+        writeln!(
+            text,
+            "| limits | request {} bytes, kept response {} bytes |",
+            self.max_request_bytes, self.max_response_bytes
+        )?;
+        writeln!(
+            text,
+            "| a replay carries | `{}: true` |\n",
+            self.replay_marker
+        )?;
+        writeln!(text, "| status | `{}` | meaning |\n|---|---|---|", self.error_header)?;
+        for problem in &self.problems {
+            let PolicyProblem { status, code, title } = problem;
+            writeln!(text, "| {status} | `{code}` | {title} |")?;
+        }
+        Ok(())
+    }
+}
+
+/// `idempotency-key` as `Idempotency-Key`.
+fn display_name(name: &str) -> String {
+    let words = name.split('-').map(|word| {
+        let mut letters = word.chars();
+        let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+        first.into_iter().chain(letters).collect::<String>()
+    });
+    words.collect::<Vec<_>>().join("-")
+}
+
+/// `[401, 403, 500, 501, 502]` as `401, 403, 500–502`.
+fn ranges(statuses: &[u16]) -> String {
+    let mut ranges: Vec<(u16, u16)> = Vec::new();
+    for status in statuses {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *status => *last = *status,
+            _ => ranges.push((*status, *status)),
+        }
+    }
+    let texts = ranges.iter().map(|(first, last)| {
+        if first == last {
+            first.to_string()
+        } else {
+            format!("{first}–{last}")
+        }
+    });
+    texts.collect::<Vec<_>>().join(", ")
+}
