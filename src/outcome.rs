@@ -17,7 +17,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 /// u8 version = 1 · u8 form (0 kept, 1 tombstone, 2 value) · u16 status, little endian
 /// varint number of headers   · (varint length, name, varint length, value)*
 /// varint number of trailers  · (varint length, name, varint length, value)*
-/// body, to the end
+/// varint length, body
 /// ```
 ///
 /// A later version gets another first byte; an unknown one is refused, never guessed at.
@@ -100,7 +100,7 @@ impl Outcome {
         let (header_count, header_bytes) = measure(headers());
         let (trailer_count, trailer_bytes) = measure(trailers());
         let body_bytes: usize = body.iter().map(|part| part.len()).sum();
-        let capacity = FIXED + header_bytes + trailer_bytes + body_bytes;
+        let capacity = FIXED + header_bytes + trailer_bytes + varint_len(body_bytes) + body_bytes;
         let mut frame = Vec::with_capacity(capacity);
         frame.put_u8(VERSION);
         frame.put_u8(form);
@@ -109,6 +109,7 @@ impl Outcome {
         put_fields(&mut frame, header_count, headers());
         let trailers_at = frame.len();
         put_fields(&mut frame, trailer_count, trailers());
+        put_varint(&mut frame, body_bytes);
         let body_at = frame.len();
         for part in body {
             frame.put_slice(part);
@@ -146,14 +147,22 @@ impl Outcome {
             _ => return Err(DecodeError::Damaged("its form is unknown")),
         }
         let trailers_at = check_fields(&frame, FIXED)?;
-        let body_at = check_fields(&frame, trailers_at)?;
+        let trailers_end = check_fields(&frame, trailers_at)?;
+        let mut body_at = trailers_end;
+        let body_bytes = get_varint(&frame, &mut body_at)
+            .ok_or(DecodeError::Damaged("the length of its body is cut off"))?;
+        // Compared for equality, so that a frame that a store cut short never becomes a shorter
+        // answer, and one with something after it never a longer one.
+        if frame.len() - body_at != body_bytes {
+            return Err(DecodeError::Damaged("its body has another length"));
+        }
         if u32::try_from(frame.len()).is_err() {
             return Err(DecodeError::Damaged("it is longer than 4 GiB"));
         }
-        if fixed[1] != FORM_KEPT && body_at != FIXED + 2 {
+        if fixed[1] != FORM_KEPT && trailers_end != FIXED + 2 {
             return Err(DecodeError::Damaged("a form without headers has some"));
         }
-        if fixed[1] == FORM_TOMBSTONE && body_at != frame.len() {
+        if fixed[1] == FORM_TOMBSTONE && body_bytes != 0 {
             return Err(DecodeError::Damaged("a tombstone has a body"));
         }
         Ok(Self {
