@@ -26,7 +26,7 @@ pub use claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
 pub use error::{ConfigError, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintMatch};
 pub use idempotency::{Idempotency, IdempotencyBuilder};
-pub use key::IdempotencyKey;
+pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
