@@ -108,6 +108,7 @@ mod tests {
             "q83vEjRWeJA=",
             "@1659578233",
             "package@1.2.3",
+            "build@v1.b",
             "user@localhost",
             "a@.com",
             "@example.com",
