@@ -32,7 +32,7 @@ pub use http::{
     OnOutage, Policy, Problem, ProblemKind, RequestBody, ResponseBody, Scope,
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder};
-pub use key::IdempotencyKey;
+pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};

@@ -111,3 +111,141 @@ impl ScopedKey {
         format!("{:08x}", u32::from_be_bytes([a, b, c, d]))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn key(text: &str) -> IdempotencyKey {
+        IdempotencyKey::new(text).unwrap()
+    }
+
+    /// Few characters, among them what a joined form might use as a delimiter: parts that look
+    /// alike when they are joined are frequent.
+    fn part() -> impl Strategy<Value = String> {
+        "[a:/\u{0}\u{1}é]{0,3}"
+    }
+
+    fn key_text() -> impl Strategy<Value = String> {
+        "[a:/]{1,3}"
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+        #[test]
+        fn keys_are_equal_exactly_when_all_three_parts_are(
+            left in (part(), part(), key_text()),
+            right in (part(), part(), key_text()),
+        ) {
+            let a = ScopedKey::new(&left.0, &left.1, &key(&left.2));
+            let b = ScopedKey::new(&right.0, &right.1, &key(&right.2));
+            prop_assert_eq!(left == right, a == b);
+            prop_assert_eq!(left == right, a.as_bytes() == b.as_bytes());
+            prop_assert_eq!(left == right, a.digest() == b.digest());
+        }
+
+        #[test]
+        fn moving_the_borders_between_the_parts_makes_another_key(
+            text in "[a-z]{3,12}",
+            borders in any::<[prop::sample::Index; 4]>(),
+        ) {
+            let cut = |one: prop::sample::Index, two: prop::sample::Index| {
+                let (one, two) = (one.index(text.len()), two.index(text.len()));
+                let (one, two) = (one.min(two), one.max(two));
+                ScopedKey::new(&text[..one], &text[one..two], &key(&text[two..]))
+            };
+            let a = cut(borders[0], borders[1]);
+            let b = cut(borders[2], borders[3]);
+            let same = (a.namespace(), a.scope()) == (b.namespace(), b.scope());
+            prop_assert_eq!(same, a == b);
+        }
+
+        #[test]
+        fn the_parts_and_the_bytes_come_back(
+            namespace in ".{0,20}",
+            scope in ".{0,20}",
+            text in "[!-~]{1,20}",
+        ) {
+            let scoped = ScopedKey::new(&namespace, &scope, &key(&text));
+            let back = ScopedKey::from_bytes(scoped.as_bytes());
+            prop_assert_eq!(back.as_ref(), Some(&scoped));
+            prop_assert_eq!(scoped.namespace(), namespace);
+            prop_assert_eq!(scoped.scope(), scope);
+            prop_assert_eq!(scoped.key(), text);
+        }
+
+        #[test]
+        fn bytes_are_read_back_unchanged_or_not_at_all(
+            lengths in (0..6_u32, 0..6_u32),
+            rest in prop_oneof![
+                any::<Vec<u8>>(),
+                "[aé]{0,8}".prop_map(String::into_bytes),
+            ],
+        ) {
+            let (namespace, scope) = lengths;
+            let bytes = [&namespace.to_be_bytes()[..], &scope.to_be_bytes(), &rest].concat();
+            for bytes in [&bytes, &rest] {
+                if let Some(scoped) = ScopedKey::from_bytes(bytes) {
+                    prop_assert_eq!(scoped.as_bytes(), &bytes[..]);
+                    prop_assert!(!scoped.key().is_empty());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn bytes_that_were_cut_or_miscounted_are_refused() {
+        let good = ScopedKey::new("http", "é", &key("k"));
+        let bytes = good.as_bytes();
+        for end in 0..bytes.len() {
+            assert_eq!(ScopedKey::from_bytes(&bytes[..end]), None, "cut at {end}");
+        }
+        let with = |at: usize, byte: u8| {
+            let mut bytes = bytes.to_vec();
+            bytes[at] = byte;
+            ScopedKey::from_bytes(&bytes)
+        };
+        assert_eq!(with(3, 5), None, "the border is within a character");
+        assert_eq!(with(7, 3), None, "no byte is left for the key");
+        assert_eq!(with(7, 4), None, "the scope ends past the end");
+        assert_eq!(with(0, 0xff), None, "a length of almost 4 GiB");
+        assert_eq!(with(12, 0xff), None, "not UTF-8");
+    }
+
+    #[test]
+    fn the_joined_form_is_stable() {
+        // Stores keep these bytes: a change makes every stored key another one.
+        assert_eq!(
+            ScopedKey::new("http", "u1", &key("k")).as_bytes(),
+            b"\0\0\0\x04\0\0\0\x02httpu1k"
+        );
+    }
+
+    #[test]
+    fn debug_shows_neither_the_scope_nor_the_key() {
+        let scoped = ScopedKey::new("http", "alice", &key("order-1"));
+        let text = format!("{scoped:?}");
+        assert!(
+            !text.contains("alice") && !text.contains("order-1"),
+            "{text}"
+        );
+        assert!(
+            text.contains("http") && text.contains(&scoped.log_id()),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_log_id_is_the_head_of_the_digest() {
+        let scoped = ScopedKey::new("http", "", &key("k"));
+        let digest = scoped.digest();
+        let head: String = digest[..4]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(scoped.log_id(), head);
+    }
+}
