@@ -52,7 +52,8 @@ pub struct Record {
     pub state: State,
     /// What the handler attached.
     pub notes: Notes,
-    /// When it was first claimed.
+    /// When it was claimed afresh: a takeover keeps it, a claim of a released or expired record
+    /// does not.
     pub created_at: Timestamp,
     /// When it may be forgotten.
     pub expires_at: Timestamp,

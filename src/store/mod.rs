@@ -29,30 +29,35 @@ pub use memory::MemoryStore;
 /// 1. **Every move is one atomic step.** Its *result* decides; no move looks first and writes later.
 ///    Concurrent claims of one key never yield two live claims.
 /// 2. **Claim.** A key with no record, with an *expired* record (purged or not) or with a *released*
-///    one is acquired: attempt 1, or the last attempt + 1; new owner, new fingerprint, no notes.
+///    one is acquired and begins afresh: new owner, new fingerprint, new `created_at`, no notes. Only
+///    the attempt goes on: 1, or the last attempt + 1. (Across an expiry it may begin at 1 again.)
 /// 3. **Claim again by the same owner**, while the record is started and the fingerprint is equal:
 ///    acquired again, the same attempt, the lease starts anew, whatever was left of it.
 /// 4. **Takeover.** A started record of another owner whose lease is over is acquired only under
 ///    [`OnAbandoned::Rerun`](crate::OnAbandoned::Rerun) and only if the fingerprint is equal byte
 ///    for byte: new owner, attempt + 1, notes kept.
-/// 5. **Everything else** is [`Claimed::Existing`] and changes nothing, not even a time.
+/// 5. **Everything else** is [`Claimed::Existing`] and changes nothing, not even a time. Rules 2 to 5
+///    are tried in this order: an expired record is as good as none, whoever asks.
 /// 6. **Fencing.** `renew`, `complete`, `release`, `abandon`, `annotate` and `checkpoint` compare
 ///    the owner and apply only to a *started* record of that owner; otherwise they change nothing
-///    and say so. A lease that is over does not matter as long as the owner stands.
+///    and say so. A lease that is over does not matter as long as the owner stands, and neither does
+///    a retention that is over as long as the record is still there.
 /// 7. **A kept outcome is final.** Completing again, by anyone, changes nothing and returns the
 ///    outcome that stands. Completing keeps fingerprint, owner, attempt and notes.
-/// 8. **Release** keeps the record as [`State::Released`](crate::State::Released) with its attempt.
-///    Releasing again by the same owner, or a key without a record, is `Applied`.
-/// 9. **Lease and retention are two things.** `expires_at` is claim + retention. Renewing does not
-///    move it. Completion moves it only where it has already passed, or where the caller names
+/// 8. **Release** keeps the record as [`State::Released`](crate::State::Released) with its owner and
+///    its attempt. Releasing again by the same owner, or a key without a record, is `Applied`.
+/// 9. **Lease and retention are two things.** Every *acquired* claim sets `expires_at` to its
+///    retention from now; renewing does not move it. Completion moves it only where it has already
+///    passed (the claim's retention then runs once more, from now), or where the caller names
 ///    another retention. A record is *expired* when `expires_at` has passed and no live lease
-///    stands: a slow handler never loses its record.
+///    stands: a slow handler never loses its record. A retention of zero is over at once.
 /// 10. **The store owns the clock.** Callers pass durations. Leases end by the clock that all
 ///     callers of the store share.
 /// 11. **Purge** removes expired records only, at most `limit` of them, and never one whose claim
 ///     is live.
 /// 12. **Resolve** applies to an abandoned record only while owner *and* lease are those that were
-///     seen.
+///     seen. To resolve as completed is to complete: rules 7 and 9 hold. Repeated, it is
+///     `ClaimLost`, and the record shows what stands.
 /// 13. **Keys never collide** and are never patterns: two different triples are two records.
 /// 14. **Full is `Unavailable`.** A store that has no room refuses new claims. It never forgets a
 ///     live claim or an unexpired record to make room, and never refuses to complete a claim that
@@ -86,7 +91,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Frees the key: the attempt did nothing that lasts. Rules 6 and 8.
     async fn release(&self, claim: &Claim) -> Result<Fenced, StoreError>;
 
-    /// Ends the lease now: nobody knows how the attempt ended. Rule 6.
+    /// Ends the lease now: nobody knows how the attempt ended. A lease that is over keeps its end, so
+    /// that a repetition does not cross a [`resolve`](Store::resolve). Rule 6.
     async fn abandon(&self, claim: &Claim) -> Result<Fenced, StoreError>;
 
     /// Attaches the id under which another system knows the work. Rule 6.
@@ -102,7 +108,8 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
 
     /// One page of at most `limit` abandoned records, unexpired ones included and expired ones that
     /// are not purged yet, after the cursor of the page before. Every record that is abandoned
-    /// during the whole walk is seen exactly once.
+    /// during the whole walk is seen exactly once. A page may be short, or empty, and still not be the
+    /// last. A `limit` of zero ends the walk.
     async fn abandoned(
         &self,
         after: Option<&Cursor>,
@@ -120,7 +127,7 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// then as if it had never been seen. Whether there was one.
     async fn remove(&self, key: &ScopedKey) -> Result<bool, StoreError>;
 
-    /// Removes at most `limit` expired records. Rule 11.
+    /// Removes at most `limit` expired records. When it removes none, none was left. Rule 11.
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError>;
 
     /// Returns as soon as the record of `key` is anything but a live claim of `seen`, or after
@@ -158,7 +165,8 @@ impl StoreProperties {
 pub enum Fenced {
     /// Done, now or by an earlier call whose reply was lost.
     Applied,
-    /// The record is not (or no longer) a started one of this owner; nothing was changed.
+    /// The record is not (or no longer) a started one of this owner, or, for a resolution, not the
+    /// abandoned one that was seen; nothing was changed.
     ClaimLost,
 }
 
@@ -222,7 +230,8 @@ impl AbandonedPage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purged {
-    /// Records removed in all.
+    /// Records removed in all. A store that also drops expired records on the way counts here the
+    /// unresolved ones that it has not told of yet.
     pub removed: usize,
     /// Those among them that were never completed, released or resolved: work of which nobody will
     /// ever know how it ended. Report them at error level.
