@@ -108,9 +108,7 @@ impl<T> Future for DetachedTask<T> {
         let this = &mut *self;
         let future = &mut this.future;
         // Nobody is left to answer: the result goes, and with it the rest of a streamed body.
-        this.span
-            .in_scope(|| future.as_mut().poll(cx))
-            .map(|_| ())
+        this.span.in_scope(|| future.as_mut().poll(cx)).map(|_| ())
     }
 }
 

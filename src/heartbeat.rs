@@ -105,12 +105,6 @@ impl Heartbeat {
         held_until
     }
 
-    /// How many claims are renewed.
-    pub(crate) fn registered(&self) -> usize {
-        let registry = self.lock();
-        registry.slots.len() - registry.free.len()
-    }
-
     /// The attempts to renew now, or when to look again; `None` when there is nothing to do.
     fn next(&self, now: Instant, slack: Duration) -> Option<Result<Vec<Due>, Instant>> {
         let mut registry = self.lock();

@@ -26,7 +26,7 @@ pub use async_trait::async_trait;
 pub use attempt::{Attempt, AttemptGuard, MissingSecret, NoteError};
 pub use claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
 pub use error::{ConfigError, StoreError, StoreErrorKind};
-pub use fingerprint::{Fingerprint, FingerprintMatch};
+pub use fingerprint::{Fingerprint, FingerprintDescription, FingerprintMatch, FingerprintRecipe};
 pub use http::{
     IdempotencyLayer, IdempotencyLayerBuilder, IdempotencyService, InFlight, MissingKey, OnNoStore,
     OnOutage, Policy, Problem, ProblemKind, RequestBody, ResponseBody, Scope,

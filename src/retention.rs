@@ -193,7 +193,11 @@ mod tests {
                 } else {
                     Disposition::Keep
                 };
-                assert_eq!(policy.decide(&parts(status)), expected, "{policy:?} {status}");
+                assert_eq!(
+                    policy.decide(&parts(status)),
+                    expected,
+                    "{policy:?} {status}"
+                );
             }
         }
     }

@@ -1,6 +1,5 @@
 //! Jobs, webhooks and every other piece of work that is no HTTP request.
 
-use std::convert::Infallible;
 use std::future::Future;
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -198,9 +197,7 @@ impl<E> RunError<E> {
                 Advice::RetryAfter(Duration::from_secs(1))
             }
             // Later, when somebody has reconciled the key.
-            Self::Unknown(_) | Self::OutcomeUnknown => {
-                Advice::RetryAfter(Duration::from_secs(30))
-            }
+            Self::Unknown(_) | Self::OutcomeUnknown => Advice::RetryAfter(Duration::from_secs(30)),
             Self::Store(_) | Self::Mismatch | Self::Value(_) | Self::NotAValue => {
                 Advice::DeadLetter
             }
@@ -237,8 +234,8 @@ where
         }
     };
     let kept = match &result {
-        Ok(value) => serde_json::to_vec(&Ok::<_, Infallible>(value)),
-        Err(Failure::Terminal(error)) => serde_json::to_vec(&Err::<Infallible, _>(error)),
+        Ok(value) => serde_json::to_vec(&Ok::<&T, &E>(value)),
+        Err(Failure::Terminal(error)) => serde_json::to_vec(&Err::<&T, &E>(error)),
         Err(Failure::Transient(_)) => {
             let settled = attempt.release().await;
             return conclude(settled, result);

@@ -58,8 +58,6 @@ pub(crate) enum Fault {
     NotRenewed,
     /// An attempt ran past the attempt limit and is renewed no more.
     AttemptLimit,
-    /// A detached handler panicked.
-    Panicked,
 }
 
 impl Fault {
@@ -71,19 +69,19 @@ impl Fault {
             Self::Unreleased => "unreleased",
             Self::NotRenewed => "not_renewed",
             Self::AttemptLimit => "attempt_limit",
-            Self::Panicked => "panicked",
         }
     }
 
     const fn text(self) -> &'static str {
         match self {
             Self::ClaimLost => "an attempt lost its claim: another one may have run",
-            Self::NotSaved => "an outcome could not be recorded in time; trying on in the background",
+            Self::NotSaved => {
+                "an outcome could not be recorded in time; trying on in the background"
+            }
             Self::Unknown => "an attempt ended without a known outcome: reconcile the key",
             Self::Unreleased => "a claim could not be freed and ages into an unknown outcome",
             Self::NotRenewed => "a lease could not be renewed; trying again",
             Self::AttemptLimit => "an attempt runs past the attempt limit and is renewed no more",
-            Self::Panicked => "a handler panicked; its outcome is unknown: reconcile the key",
         }
     }
 }
@@ -200,7 +198,10 @@ mod event {
     }
 
     pub(super) fn purged(unresolved: usize) {
-        tracing::error!(unresolved, "records with an unknown outcome expired unresolved");
+        tracing::error!(
+            unresolved,
+            "records with an unknown outcome expired unresolved"
+        );
     }
 
     pub(super) fn other_recipe(key: &ScopedKey) {

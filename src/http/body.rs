@@ -110,7 +110,9 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
         match self.project().kind.project() {
             RequestProj::Passed { body } => body.poll_frame(cx),
-            RequestProj::Held { frames, trailers } => Poll::Ready(next_held(frames, trailers).map(Ok)),
+            RequestProj::Held { frames, trailers } => {
+                Poll::Ready(next_held(frames, trailers).map(Ok))
+            }
         }
     }
 

@@ -251,7 +251,9 @@ where
 
     async fn run_unprotected(self) -> Answer<R, T::Error> {
         let Self {
-            guarded: Guarded { engine, mut inner, .. },
+            guarded: Guarded {
+                engine, mut inner, ..
+            },
             parts,
             body,
             span,
@@ -301,7 +303,13 @@ where
     /// Runs the handler under its claim, and settles the claim before anybody is answered.
     async fn run(self, attempt: AttemptGuard) -> Answer<R, T::Error> {
         let Self {
-            guarded: Guarded { config, engine, mut inner, .. },
+            guarded:
+                Guarded {
+                    config,
+                    engine,
+                    mut inner,
+                    ..
+                },
             mut parts,
             body,
             span,
@@ -533,13 +541,14 @@ fn give_again<R: Body<Data = Bytes>>(
     let headers = outcome.headers();
     let mut replayed = HeaderMap::with_capacity(headers.len() + 2);
     for (name, value) in headers {
-        replayed.append(name, value);
+        // A record may hold more lines than a map takes; what does not fit is not worth a panic.
+        let _ = replayed.try_append(name, value);
     }
     replayed.insert(marker.clone(), header::TRUE);
     let trailers: Option<HeaderMap> = (outcome.trailers().len() > 0).then(|| {
         let mut trailers = HeaderMap::with_capacity(outcome.trailers().len());
         for (name, value) in outcome.trailers() {
-            trailers.append(name, value);
+            let _ = trailers.try_append(name, value);
         }
         trailers
     });

@@ -77,9 +77,11 @@ fn is_of_one_hop(name: &HeaderName) -> bool {
 
 fn is_listed_in_connection(name: &HeaderName, headers: &HeaderMap) -> bool {
     headers.get_all(CONNECTION).iter().any(|line| {
-        line.as_bytes()
-            .split(|byte| *byte == b',')
-            .any(|listed| listed.trim_ascii().eq_ignore_ascii_case(name.as_str().as_bytes()))
+        line.as_bytes().split(|byte| *byte == b',').any(|listed| {
+            listed
+                .trim_ascii()
+                .eq_ignore_ascii_case(name.as_str().as_bytes())
+        })
     })
 }
 
@@ -119,7 +121,13 @@ fn is_of_one_exchange(name: &str) -> bool {
 
 /// The declared length of a body, if there is one that can be read.
 pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
-    headers.get(CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
+    headers
+        .get(CONTENT_LENGTH)?
+        .to_str()
+        .ok()?
+        .trim()
+        .parse()
+        .ok()
 }
 
 /// The media type without its parameters, in lower case letters where it has any.
@@ -147,19 +155,52 @@ mod tests {
     fn what_belongs_to_one_hop_or_exchange_is_left_out_and_the_rest_is_kept() {
         let list = NeverStored::default();
         for name in [
-            "connection", "x-hop", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade",
-            "content-length", "date", "set-cookie", "www-authenticate", "authentication-info",
-            "proxy-authenticate", "proxy-connection", "access-control-allow-origin",
-            "x-request-id", "traceparent", "tracestate", "server-timing", "ratelimit",
-            "ratelimit-policy", "x-ratelimit-remaining", "retry-after", "age", "server",
-            "idempotency-replayed", "idempotency-error",
+            "connection",
+            "x-hop",
+            "keep-alive",
+            "te",
+            "trailer",
+            "transfer-encoding",
+            "upgrade",
+            "content-length",
+            "date",
+            "set-cookie",
+            "www-authenticate",
+            "authentication-info",
+            "proxy-authenticate",
+            "proxy-connection",
+            "access-control-allow-origin",
+            "x-request-id",
+            "traceparent",
+            "tracestate",
+            "server-timing",
+            "ratelimit",
+            "ratelimit-policy",
+            "x-ratelimit-remaining",
+            "retry-after",
+            "age",
+            "server",
+            "idempotency-replayed",
+            "idempotency-error",
         ] {
             assert!(!keeps(&list, name), "{name}");
         }
         for name in [
-            "location", "etag", "content-type", "content-encoding", "link", "content-location",
-            "last-modified", "cache-control", "vary", "x-anything", "allow", "accept-ranges",
-            "content-language", "refresh", "grpc-status",
+            "location",
+            "etag",
+            "content-type",
+            "content-encoding",
+            "link",
+            "content-location",
+            "last-modified",
+            "cache-control",
+            "vary",
+            "x-anything",
+            "allow",
+            "accept-ranges",
+            "content-language",
+            "refresh",
+            "grpc-status",
         ] {
             assert!(keeps(&list, name), "{name}");
         }

@@ -15,6 +15,7 @@ use super::config::{Config, InFlight, MissingKey, OnNoStore, OnOutage};
 use super::header;
 use super::policy::Policy;
 use super::problem::Problem;
+use super::scope::Scope;
 use super::service::IdempotencyService;
 use crate::error::ConfigError;
 use crate::fingerprint::FingerprintRecipe;
@@ -22,7 +23,6 @@ use crate::idempotency::{Idempotency, check_duration};
 use crate::key::{KeyFormat, KeySyntax};
 use crate::outcome::Outcome;
 use crate::retention::{Disposition, RetentionPolicy};
-use super::scope::Scope;
 use crate::store::Store;
 
 /// Runs the handler of each key once, and answers every repetition with what it answered.
@@ -352,7 +352,10 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
             return Err(ConfigError::new("live_types", problem));
         }
         if config.documentation.as_deref().is_some_and(|url| {
-            url.is_empty() || url.bytes().any(|byte| !byte.is_ascii_graphic() || byte == b'>')
+            url.is_empty()
+                || url
+                    .bytes()
+                    .any(|byte| !byte.is_ascii_graphic() || byte == b'>')
         }) {
             return Err(ConfigError::new("documentation", "is not a URL"));
         }

@@ -110,7 +110,11 @@ impl Policy {
             },
             key_min_bytes: config.format.min(),
             key_max_bytes: config.format.max(),
-            key_format: if config.format.is_uuid() { "uuid" } else { "any" },
+            key_format: if config.format.is_uuid() {
+                "uuid"
+            } else {
+                "any"
+            },
             personal_data_refused: config.format.personal() == PersonalData::Reject,
             required: config.missing_key == MissingKey::Reject,
             methods: config.methods.iter().map(ToString::to_string).collect(),
@@ -200,9 +204,17 @@ impl Policy {
             "| a replay carries | `{}: true` |\n",
             self.replay_marker
         )?;
-        writeln!(text, "| status | `{}` | meaning |\n|---|---|---|", self.error_header)?;
+        writeln!(
+            text,
+            "| status | `{}` | meaning |\n|---|---|---|",
+            self.error_header
+        )?;
         for problem in &self.problems {
-            let PolicyProblem { status, code, title } = problem;
+            let PolicyProblem {
+                status,
+                code,
+                title,
+            } = problem;
             writeln!(text, "| {status} | `{code}` | {title} |")?;
         }
         Ok(())

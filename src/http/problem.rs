@@ -250,10 +250,7 @@ impl Problem {
             HeaderValue::from_static("application/problem+json"),
         );
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.insert(
-            header::ERROR,
-            HeaderValue::from_static(self.kind.code()),
-        );
+        headers.insert(header::ERROR, HeaderValue::from_static(self.kind.code()));
         if let Some(after) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(whole_seconds(after)));
         }

@@ -130,7 +130,8 @@ impl<S: Store, T> IdempotencyService<S, T> {
         };
         let invalid = |error: &KeyError| {
             let mut problem = refuse(ProblemKind::InvalidKey, Answered::InvalidKey);
-            problem.detail = format!("The {} header cannot be used: {error}.", config.header).into();
+            problem.detail =
+                format!("The {} header cannot be used: {error}.", config.header).into();
             let reason = error.reason().into();
             problem.extensions.insert("reason".to_owned(), reason);
             problem
@@ -159,7 +160,7 @@ impl<S: Store, T> IdempotencyService<S, T> {
                 .ok_or_else(|| refuse(ProblemKind::ScopeUnavailable, Answered::Rejected))?,
         };
         let key = ScopedKey::join(&config.namespace, &scope, &key);
-        if advice != KeyAdvice::default() {
+        if advice == KeyAdvice::PersonalData {
             telemetry::personal_data(&key);
         }
         Ok(Some(key))

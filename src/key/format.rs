@@ -106,6 +106,22 @@ impl KeyFormat {
         self
     }
 
+    pub(crate) const fn min(&self) -> usize {
+        self.min_len
+    }
+
+    pub(crate) const fn max(&self) -> usize {
+        self.max_len
+    }
+
+    pub(crate) const fn is_uuid(&self) -> bool {
+        self.uuid
+    }
+
+    pub(crate) const fn personal(&self) -> PersonalData {
+        self.personal_data
+    }
+
     /// Whether the settings can be met at all. A layer asks this when it is built; ask yourself
     /// where you use a format on its own.
     ///

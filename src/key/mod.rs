@@ -15,6 +15,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 pub use error::KeyError;
 pub use format::{KeyAdvice, KeyFormat, PersonalData};
 pub use syntax::KeySyntax;
+pub(crate) use syntax::decode_headers;
 
 use crate::scope::ScopedKey;
 
