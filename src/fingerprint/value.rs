@@ -6,21 +6,34 @@ use sha2::{Digest, Sha256};
 
 /// What a request asked for: taken once, at the claim, and kept with the record.
 ///
-/// It has three parts. The *recipe* names how it was made, so that a change of settings in a
-/// rolling deploy is not mistaken for a changed request. The *request* part is a SHA-256 over
-/// length-prefixed parts. The *caller* part is a separate hash of the credentials, used only
-/// where no scope tells callers apart; all zeros otherwise.
+/// It has three parts. The *recipe* (4 bytes) names how it was made, so that a change of settings
+/// in a rolling deploy is not mistaken for a changed request. The *request* part (32 bytes) is a
+/// SHA-256, see the [module](super) for what goes in. The *caller* part (16 bytes) is a separate
+/// hash of the credentials, used only where no scope tells callers apart; all zeros otherwise.
+///
+/// It is compared with [`compare`](Self::compare), which says how two of them differ; `==` is for
+/// bytes. `Debug` shows the beginning of the request part.
+///
+/// ```
+/// use tower_idempotency::fingerprint::{Fingerprint, FingerprintMatch};
+///
+/// let first = Fingerprint::of(&[b"points", b"42"]);
+/// let again = Fingerprint::of(&[b"points", b"42"]);
+/// let other = Fingerprint::of(&[b"points", b"43"]);
+/// assert_eq!(first.compare(&again), FingerprintMatch::Same);
+/// assert_eq!(first.compare(&other), FingerprintMatch::Different);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint([u8; Self::LEN]);
 
-/// How two fingerprints of one key relate.
+/// How two fingerprints of one key relate, see [`Fingerprint::compare`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FingerprintMatch {
     /// The same request.
     Same,
     /// Made by other settings, so that nothing can be said. Treated as the same request.
     OtherRecipe,
-    /// The same request with other credentials.
+    /// The same request with other credentials: another caller, or a token that was renewed.
     OtherCaller,
     /// Another request.
     Different,
@@ -35,7 +48,10 @@ impl Fingerprint {
     pub const LEN: usize = RECIPE + REQUEST + CALLER;
 
     /// The fingerprint of these parts, each length-prefixed so that `["ab", "c"]` and `["a", "bc"]`
-    /// differ. For jobs and webhooks; HTTP requests are fingerprinted by the layer.
+    /// differ. For jobs and webhooks; HTTP requests are fingerprinted by the layer, as a
+    /// [`FingerprintRecipe`](super::FingerprintRecipe) says.
+    ///
+    /// The value stays the same between releases. Recipe and caller part are all zeros.
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut hasher = Sha256::new();
         for part in parts {
@@ -68,6 +84,9 @@ impl Fingerprint {
     }
 
     /// How a later request's fingerprint relates to this one.
+    ///
+    /// Fingerprints of two recipes say nothing about each other, so their other parts are not
+    /// looked at; a caller part counts only where the request part is equal.
     pub fn compare(&self, other: &Self) -> FingerprintMatch {
         if self.0 == other.0 {
             FingerprintMatch::Same
@@ -90,4 +109,76 @@ impl fmt::Debug for Fingerprint {
         }
         f.write_str("…)")
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fingerprint(recipe: u8, request: u8, caller: u8) -> Fingerprint {
+        Fingerprint::from_parts([recipe; RECIPE], [request; REQUEST], [caller; CALLER])
+    }
+
+    #[test]
+    fn the_first_part_that_differs_says_how_two_relate() {
+        let one = fingerprint(1, 2, 3);
+        for (other, expected) in [
+            (fingerprint(1, 2, 3), FingerprintMatch::Same),
+            (fingerprint(1, 2, 9), FingerprintMatch::OtherCaller),
+            (fingerprint(1, 9, 3), FingerprintMatch::Different),
+            (fingerprint(1, 9, 9), FingerprintMatch::Different),
+            (fingerprint(9, 2, 3), FingerprintMatch::OtherRecipe),
+            (fingerprint(9, 9, 9), FingerprintMatch::OtherRecipe),
+        ] {
+            assert_eq!(one.compare(&other), expected);
+            assert_eq!(other.compare(&one), expected);
+        }
+    }
+
+    #[test]
+    fn bytes_are_read_back_as_they_were_written() {
+        let one = fingerprint(1, 2, 3);
+        assert_eq!(one.as_bytes()[..5], [1, 1, 1, 1, 2]);
+        assert_eq!(Fingerprint::from_bytes(*one.as_bytes()), one);
+    }
+
+    #[test]
+    fn parts_of_a_job_do_not_run_into_each_other() {
+        let all = [
+            Fingerprint::of(&[]),
+            Fingerprint::of(&[b""]),
+            Fingerprint::of(&[b"", b""]),
+            Fingerprint::of(&[b"abc"]),
+            Fingerprint::of(&[b"ab", b"c"]),
+            Fingerprint::of(&[b"a", b"bc"]),
+            Fingerprint::of(&[b"abc", b""]),
+            Fingerprint::of(&[b"", b"abc"]),
+        ];
+        for (index, one) in all.iter().enumerate() {
+            assert!(!all[..index].contains(one), "{index}");
+        }
+    }
+
+    #[test]
+    fn a_job_has_the_same_fingerprint_in_every_release() {
+        let fingerprint = Fingerprint::of(&[b"ab", b"c"]);
+        // SHA-256 of the lengths as 64 bits, little endian, and the parts; by another program.
+        assert_eq!(fingerprint.as_bytes()[..RECIPE], [0; RECIPE]);
+        assert_eq!(fingerprint.as_bytes()[RECIPE..][..REQUEST], GOLDEN);
+        assert_eq!(fingerprint.as_bytes()[RECIPE + REQUEST..], [0; CALLER]);
+    }
+
+    #[test]
+    fn debug_shows_a_beginning_only() {
+        assert_eq!(
+            format!("{:?}", fingerprint(1, 0xab, 3)),
+            "Fingerprint(abababab…)"
+        );
+    }
+
+    const GOLDEN: [u8; REQUEST] = [
+        0x43, 0xee, 0x65, 0x55, 0x79, 0xde, 0x01, 0xca, 0x73, 0x9b, 0x3f, 0x95, 0xc1, 0xc2, 0xd3,
+        0xf4, 0x6d, 0x35, 0x3b, 0x2c, 0x0d, 0xf8, 0x18, 0x06, 0x4e, 0xa5, 0x94, 0x50, 0x6c, 0xdb,
+        0x26, 0x17,
+    ];
 }
