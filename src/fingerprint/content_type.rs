@@ -35,7 +35,7 @@ pub(super) fn boundary(content_type: &[u8]) -> Option<&[u8]> {
 }
 
 /// Name and value of each parameter after the first `;`, in order. `None` if the list is not
-/// well-formed.
+/// well-formed, or longer than [`MAX_PARAMETERS`].
 ///
 /// The value of a quoted string is what stands between the quotes, backslashes included: browsers
 /// and RFCs disagree on what a backslash in a file name means, and nothing is lost this way.
@@ -46,6 +46,9 @@ pub(super) fn parameters(value: &[u8]) -> Option<Vec<(&[u8], &[u8])>> {
         rest = after.trim_ascii_start();
         // Empty parameters are allowed: RFC 9110, section 5.6.6.
         if !rest.is_empty() && !rest.starts_with(b";") {
+            if parameters.len() == MAX_PARAMETERS {
+                return None;
+            }
             let (parameter, after) = parameter(rest)?;
             parameters.push(parameter);
             rest = after.trim_ascii_start();
@@ -88,6 +91,8 @@ fn parameter(text: &[u8]) -> Option<(Parameter<'_>, &[u8])> {
     (!name.is_empty() && !value.is_empty()).then_some(((name, value), rest))
 }
 
+// Far more than any client sends: a hostile body is not to become a list many times its size.
+const MAX_PARAMETERS: usize = 16;
 const JSON_SUFFIX: &[u8] = b"+json";
 const BOUNDARY_SIGNS: &[u8] = b"'()+_,-./:=? ";
 
@@ -166,5 +171,14 @@ mod tests {
         ];
         assert_eq!(parameters(value), Some(expected));
         assert_eq!(parameters(br#"form-data; name="a\""#), None);
+    }
+
+    #[test]
+    fn a_list_of_parameters_has_a_limit() {
+        let list = |count| format!("form-data{}", "; a=b".repeat(count));
+        let count = |text: String| parameters(text.as_bytes()).map(|list| list.len());
+        assert_eq!(count(list(MAX_PARAMETERS)), Some(MAX_PARAMETERS));
+        assert_eq!(count(list(MAX_PARAMETERS + 1)), None);
+        assert_eq!(count(list(1) + &";".repeat(100)), Some(1));
     }
 }

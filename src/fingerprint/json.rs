@@ -290,9 +290,10 @@ impl Parser<'_> {
     }
 
     fn digits(&mut self) -> Option<()> {
-        let start = self.at;
-        while self.accept(b"0123456789") {}
-        (self.at > start).then_some(())
+        let rest = &self.body[self.at..];
+        let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+        self.at += digits;
+        (digits > 0).then_some(())
     }
 
     fn string(&mut self) -> Option<Node> {
@@ -363,7 +364,9 @@ impl Parser<'_> {
     }
 
     fn skip_white_space(&mut self) {
-        while self.accept(b" \t\n\r") {}
+        let rest = &self.body[self.at..];
+        let white = |byte: &&u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+        self.at += rest.iter().take_while(white).count();
     }
 
     fn expect(&mut self, byte: u8) -> Option<()> {

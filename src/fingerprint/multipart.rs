@@ -47,12 +47,16 @@ fn write_part(part: &[u8], encoder: &mut Encoder<'_>) -> Option<()> {
         }
         let (name, value) = split_while(line, is_token);
         let value = value.strip_prefix(b":")?.trim_ascii();
-        let field = match name.to_ascii_lowercase().as_slice() {
-            b"" => return None,
-            b"content-disposition" => &mut disposition,
-            b"content-type" => &mut content_type,
-            b"content-transfer-encoding" => &mut transfer_encoding,
-            _ => continue,
+        let field = if name.is_empty() {
+            return None;
+        } else if name.eq_ignore_ascii_case(b"content-disposition") {
+            &mut disposition
+        } else if name.eq_ignore_ascii_case(b"content-type") {
+            &mut content_type
+        } else if name.eq_ignore_ascii_case(b"content-transfer-encoding") {
+            &mut transfer_encoding
+        } else {
+            continue;
         };
         if field.replace(value).is_some() {
             return None;
