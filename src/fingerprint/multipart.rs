@@ -327,6 +327,34 @@ mod tests {
     }
 
     #[test]
+    fn a_delimiter_is_not_taken_for_a_header() {
+        let head = "Content-Disposition: form-data; name=a\r\n\r\n";
+        let one = format!("--x:b\r\n{head}\r\n--x:b--");
+        assert!(digest(&one, "x:b").is_some());
+        assert_eq!(digest(format!("--x:b\r\n{one}"), "x:b"), None);
+    }
+
+    #[test]
+    fn a_byte_is_found_where_it_occurs_first() {
+        for length in 0..200 {
+            let mut bytes = vec![b'x'; length];
+            assert_eq!(find(&bytes, b'\n'), None);
+            bytes.extend(b"\nx\n");
+            assert_eq!(find(&bytes, b'\n'), Some(length));
+        }
+    }
+
+    #[test]
+    fn delimiters_are_found_after_content_of_any_length() {
+        let all: Vec<_> = (0..200)
+            .map(|length| readable(form(&[(A.0, &"x".repeat(length)), B])))
+            .collect();
+        for (length, one) in all.iter().enumerate() {
+            assert!(!all[..length].contains(one), "{length}");
+        }
+    }
+
+    #[test]
     fn file_names_may_hold_quotes_and_any_letters() {
         for name in [
             "a\\\"b;c",

@@ -326,6 +326,32 @@ fn forms_are_compared_by_their_parts() {
 }
 
 #[test]
+fn a_recipe_reads_only_what_it_was_told_to() {
+    let of = |recipe: FingerprintRecipe, content_type, body| {
+        let fingerprint = recipe.fingerprint(&post("/", content_type, body));
+        fingerprint.as_bytes()[4..].to_vec()
+    };
+    let json_type = "application/json";
+    assert_eq!(
+        of(raw().json(), FORM_TYPE, FORM),
+        of(raw(), FORM_TYPE, FORM)
+    );
+    assert_eq!(
+        of(raw().multipart(), json_type, "[1]"),
+        of(raw(), json_type, "[1]")
+    );
+    let both = raw().multipart().json();
+    assert_eq!(
+        of(both.clone(), FORM_TYPE, FORM),
+        of(raw().multipart(), FORM_TYPE, FORM)
+    );
+    assert_eq!(
+        of(both, json_type, "[ 1 ]"),
+        of(raw().json(), json_type, "[1]")
+    );
+}
+
+#[test]
 fn forms_that_cannot_be_read_count_byte_for_byte() {
     let recipe = raw().multipart();
     let of = |content_type, body| recipe.fingerprint(&post("/", content_type, body));
