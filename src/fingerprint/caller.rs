@@ -31,10 +31,10 @@ impl CallerPart {
 /// A hash of all `Authorization` and `Cookie` lines, so that another caller who sends the same key
 /// is noticed; all zeros when the request has neither.
 ///
-/// It is the first half of a SHA-256 over text of the lookup key, lines of `Authorization`, and the
-/// whole of `Cookie` as no or one line. The lookup key salts it: equal credentials look different in every record, so that a copy of
-/// the store does not tell which records belong to one caller. It is no password hash: a guess at
-/// weak credentials can still be tried against a record.
+/// It is the first half of a SHA-256 over the text of the lookup key, the lines of `Authorization`,
+/// and `Cookie` as no line or one. The lookup key salts it: equal credentials look different in
+/// every record, so that a copy of the store does not tell which records belong to one caller. It
+/// is no password hash: a guess at weak credentials can still be tried against a record.
 pub(crate) fn caller_part(headers: &HeaderMap, lookup_key: &[u8]) -> [u8; 16] {
     if !headers.contains_key(AUTHORIZATION) && !headers.contains_key(COOKIE) {
         return [0; 16];

@@ -634,6 +634,16 @@ mod tests {
         assert_unreadable(nested("[{\"a\":", "}]", MAX_DEPTH / 2 + 1));
     }
 
+    #[test]
+    fn a_small_stack_is_deep_enough() {
+        let read = || {
+            let body = "[{\"a\":".repeat(MAX_DEPTH / 2) + "1" + &"}]".repeat(MAX_DEPTH / 2);
+            value(&body)
+        };
+        let thread = std::thread::Builder::new().stack_size(256 << 10);
+        thread.spawn(read).unwrap().join().unwrap();
+    }
+
     // These would not end if any of them took quadratic time or a stack frame per byte.
     #[test]
     fn hostile_documents_are_read_or_refused_in_passing() {

@@ -16,13 +16,14 @@ pub(super) fn write(body: &[u8], boundary: &[u8], encoder: &mut Encoder<'_>) -> 
         boundary,
         at: 0,
     };
-    // Without a line before it, the first delimiter has no line break of its own.
-    let mut delimiter = match body
+    let at_once = body
         .strip_prefix(b"--")
-        .map(|rest| rest.starts_with(boundary))
-    {
-        Some(true) => delimiters.line(0, 2 + boundary.len())?,
-        _ => delimiters.next()?,
+        .is_some_and(|rest| rest.starts_with(boundary));
+    // A delimiter at the very start has no line break before it.
+    let mut delimiter = if at_once {
+        delimiters.line(0, 2 + boundary.len())?
+    } else {
+        delimiters.next()?
     };
     while let Some(part) = delimiter.part {
         let next = delimiters.next()?;

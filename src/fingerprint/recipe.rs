@@ -31,7 +31,7 @@ use crate::error::ConfigError;
 ///
 /// # Example
 ///
-/// Clients of this API send a fresh trace id with every attempt, and the same order in it:
+/// Clients of this API send a new trace id with every attempt:
 ///
 /// ```
 /// use bytes::Bytes;
@@ -62,7 +62,7 @@ pub struct FingerprintRecipe {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct FingerprintDescription {
-    /// One sentence for people.
+    /// A few sentences for people.
     pub text: String,
     /// What is hashed, one entry each: `method`, `path`, `query`, `header:<name>`, and of the
     /// content `content-type` and `body` (as bytes), `json`, `json-only:<pointer>`,
@@ -140,8 +140,8 @@ impl FingerprintRecipe {
     /// Called again, it adds pointers.
     ///
     /// What is not listed may change between attempts without being noticed, so list all that
-    /// decides what happens. An absent value differs from `null`. Bodies that are not JSON are
-    /// hashed as raw bytes.
+    /// decides what happens; documents that have none of these values are all the same. An absent
+    /// value differs from `null`. Bodies that are not JSON are hashed as raw bytes.
     ///
     /// # Errors
     ///
@@ -255,18 +255,24 @@ impl FingerprintRecipe {
     }
 
     fn new(content: Content) -> Self {
-        let settings = Settings {
+        Self::identified(Settings {
             content,
             headers: Vec::new(),
             ids: Default::default(),
-        };
-        settings.into()
+        })
+    }
+
+    fn identified(mut settings: Settings) -> Self {
+        settings.ids = [CALLER_LEFT_OUT, CALLER_HASHED].map(|caller| settings.id_with(caller));
+        Self {
+            settings: Arc::new(settings),
+        }
     }
 
     fn with(self, change: impl FnOnce(&mut Settings)) -> Self {
         let mut settings = Arc::unwrap_or_clone(self.settings);
         change(&mut settings);
-        settings.into()
+        Self::identified(settings)
     }
 
     fn reading(self, change: impl FnOnce(&mut Reading)) -> Self {
@@ -307,15 +313,6 @@ impl fmt::Debug for FingerprintRecipe {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("FingerprintRecipe")?;
         f.debug_list().entries(self.settings.hashed()).finish()
-    }
-}
-
-impl From<Settings> for FingerprintRecipe {
-    fn from(mut settings: Settings) -> Self {
-        settings.ids = [CALLER_LEFT_OUT, CALLER_HASHED].map(|caller| settings.id_with(caller));
-        Self {
-            settings: Arc::new(settings),
-        }
     }
 }
 
