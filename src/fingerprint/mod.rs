@@ -36,9 +36,6 @@
 //! either as self-delimiting or ends where the input ends. This is what a plain concatenation
 //! lacks, for which the path `/a` with the body `b` and the path `/ab` without one are the same.
 
-// The unit tests use everything here, so the expectation holds only without them.
-#![cfg_attr(not(test), expect(dead_code, reason = "called by the HTTP layer"))]
-
 mod caller;
 mod content_type;
 mod encoder;
@@ -54,9 +51,6 @@ mod properties;
 #[cfg(test)]
 mod tests;
 
-#[cfg_attr(not(test), expect(unused_imports, reason = "called by the HTTP layer"))]
 pub(crate) use caller::{CallerPart, caller_part};
-#[cfg_attr(not(test), expect(unused_imports, reason = "called by the HTTP layer"))]
-pub(crate) use hasher::FingerprintHasher;
 pub use recipe::{FingerprintDescription, FingerprintRecipe};
 pub use value::{Fingerprint, FingerprintMatch};

@@ -446,7 +446,7 @@ fn fingerprints_stay_the_same_between_releases() {
 #[test]
 fn a_layer_can_keep_a_hasher_across_an_await() {
     fn assert_send<T: Send>() {}
-    assert_send::<FingerprintHasher<'static>>();
+    assert_send::<hasher::FingerprintHasher<'static>>();
 }
 
 fn raw() -> FingerprintRecipe {
