@@ -10,6 +10,8 @@ mod outcome;
 mod record;
 mod scope;
 pub mod store;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use async_trait::async_trait;
 pub use claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
