@@ -275,6 +275,10 @@ fn varint_len(value: usize) -> usize {
     ((usize::BITS - value.leading_zeros()).max(1) as usize).div_ceil(7)
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "seven bits at a time is what a varint is"
+)]
 fn put_varint(frame: &mut Vec<u8>, mut value: usize) {
     while value >= 0x80 {
         frame.push((value & 0x7f) as u8 | 0x80);

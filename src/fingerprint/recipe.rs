@@ -401,7 +401,7 @@ impl Settings {
                 text += " All else is compared byte for byte.";
             }
             Content::Closure { id, .. } => {
-                text += &format!(", and of what `{id}` makes of the rest.")
+                text += &format!(", and of what `{id}` makes of the rest.");
             }
             Content::LeftOut => text += ". Nothing of the body is compared.",
         }

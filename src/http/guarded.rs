@@ -76,7 +76,8 @@ where
         InFlight::Reject => None,
         InFlight::Wait(max) => Some(Instant::now() + max),
     };
-    for look in 0.. {
+    let mut looks = 0_u32;
+    loop {
         let span = trying.span.clone();
         let tried = Detachable::new(Arc::clone(&engine.tracker), span, trying.once()).await;
         let (back, holder) = match tried {
@@ -89,14 +90,14 @@ where
         };
         trying = back;
         // Not detachable: a client that leaves here leaves nothing behind.
-        if look > 0 {
-            pause_between_looks(look).await;
+        if looks > 0 {
+            pause_between_looks(looks).await;
         }
+        looks = looks.saturating_add(1);
         if let Err(error) = engine.wait(&trying.guarded.key, &holder, left).await {
             return Ok(trying.store_failed(&error));
         }
     }
-    unreachable!("the loop ends by returning")
 }
 
 /// Reads the whole body within the limit and takes the fingerprint as it arrives.
@@ -152,6 +153,10 @@ struct Trying<T, B> {
     span: RequestSpan,
 }
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "the small variant is the rare one; boxing the answer would cost every request"
+)]
 enum Tried<T, B, R: Body, E> {
     Answered(Answer<R, E>),
     /// The key is held and the layer is set to wait; the request comes back for another look.

@@ -121,13 +121,8 @@ fn is_of_one_exchange(name: &str) -> bool {
 
 /// The declared length of a body, if there is one that can be read.
 pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
-    headers
-        .get(CONTENT_LENGTH)?
-        .to_str()
-        .ok()?
-        .trim()
-        .parse()
-        .ok()
+    let value = headers.get(CONTENT_LENGTH)?.as_bytes().trim_ascii();
+    std::str::from_utf8(value).ok()?.parse().ok()
 }
 
 /// The media type without its parameters, in lower case letters where it has any.

@@ -32,7 +32,7 @@ pub use body::{RequestBody, ResponseBody};
 pub use config::{InFlight, MissingKey, OnNoStore, OnOutage};
 pub use future::ResponseFuture;
 pub use layer::{IdempotencyLayer, IdempotencyLayerBuilder};
-pub use policy::Policy;
+pub use policy::{Policy, PolicyProblem};
 pub use problem::{Problem, ProblemKind};
 pub use scope::Scope;
 pub use service::IdempotencyService;

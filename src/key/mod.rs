@@ -133,6 +133,11 @@ impl IdempotencyKey {
     ///
     /// The value is marked as sensitive: `Debug` hides it, and HTTP/2 keeps it out of its header
     /// table, where a value that never comes again only takes room.
+    #[expect(
+        clippy::expect_used,
+        clippy::missing_panics_doc,
+        reason = "every constructor refuses a key that is not printable ASCII"
+    )]
     pub fn to_sf_string(&self) -> HeaderValue {
         let mut value = Vec::with_capacity(self.0.len() + 2);
         value.push(b'"');

@@ -137,6 +137,10 @@ pub(super) fn is_blank(text: &str) -> bool {
 }
 
 /// Which bytes a bare key may hold.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "the loop ends at 0x7e, and a const has no try_from"
+)]
 const BARE: [bool; 256] = {
     let mut table = [false; 256];
     let mut byte = 0x21;

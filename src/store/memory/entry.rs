@@ -57,6 +57,10 @@ pub(super) struct Leftovers {
     stage: Option<Stage>,
     extras: Option<Box<Extras>>,
     watchers: Option<Arc<Notify>>,
+    #[expect(
+        clippy::vec_box,
+        reason = "the map hands out boxes, and they are not unpacked to die"
+    )]
     pub(super) entries: Vec<Box<Entry>>,
 }
 

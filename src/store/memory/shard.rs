@@ -104,6 +104,7 @@ impl Shard {
                 return drained;
             };
             let Reverse((due, hash)) = *first;
+            #[expect(clippy::borrowed_box, reason = "it is called with the map's elements")]
             let mine = |entry: &Box<Entry>| entry.hash == hash && entry.queued_for == due;
             match entries.find_entry(hash, mine) {
                 Ok(found) if found.get().is_expired(now) => {
