@@ -1,6 +1,30 @@
 //! Idempotency for tower services.
 
 #![forbid(unsafe_code)]
+// A public item has a path, and one that has none is not `pub`.
+#![warn(unnameable_types, unreachable_pub)]
+// Nothing here panics on what came from outside, or ends or talks past the application.
+#![warn(
+    clippy::exit,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unreachable,
+    clippy::unwrap_used
+)]
+// Lengths, statuses and times are not cut silently; a panic or an error that can come is documented.
+#![warn(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc
+)]
+// A lock or a claim is given up where one can see it.
+#![warn(clippy::mem_forget, clippy::significant_drop_in_scrutinee)]
+// A shared thing is cloned by name; clippy.toml says what not to call, and why.
+#![warn(clippy::clone_on_ref_ptr, clippy::disallowed_methods)]
 
 mod admission;
 mod attempt;
@@ -31,7 +55,7 @@ pub use error::{ConfigError, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintDescription, FingerprintMatch, FingerprintRecipe};
 pub use http::{
     IdempotencyLayer, IdempotencyLayerBuilder, IdempotencyService, InFlight, MissingKey, OnNoStore,
-    OnOutage, Policy, Problem, ProblemKind, RequestBody, ResponseBody, Scope,
+    OnOutage, Policy, PolicyProblem, Problem, ProblemKind, RequestBody, ResponseBody, Scope,
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
