@@ -24,7 +24,12 @@
 // A lock or a claim is given up where one can see it.
 #![warn(clippy::mem_forget, clippy::significant_drop_in_scrutinee)]
 // A shared thing is cloned by name; clippy.toml says what not to call, and why.
-#![warn(clippy::clone_on_ref_ptr, clippy::disallowed_methods)]
+#![warn(clippy::clone_on_ref_ptr)]
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
 
 mod admission;
 mod attempt;
@@ -44,6 +49,14 @@ mod scope;
 pub mod store;
 mod telemetry;
 #[cfg(feature = "testing")]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::disallowed_methods,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    clippy::panic,
+    reason = "it is a test: it fails by panicking, and runs where a test runs"
+)]
 pub mod testing;
 mod time_limit;
 

@@ -273,7 +273,7 @@ mod metric {
     pub(super) struct Timer(Instant);
 
     impl Timer {
-        #[expect(
+        #[allow(
             clippy::disallowed_methods,
             reason = "a duration that is measured is real time, also where tokio's is paused"
         )]

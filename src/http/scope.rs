@@ -65,7 +65,7 @@ impl Scope {
     }
 
     /// The scope of this request; `None` if it has none.
-    #[expect(
+    #[allow(
         clippy::disallowed_methods,
         reason = "a proxy writes ASCII; a line with other bytes names nobody"
     )]

@@ -15,7 +15,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    #[expect(
+    #[allow(
         clippy::disallowed_methods,
         reason = "this is the store's clock: it reads the wall clock once"
     )]

@@ -31,8 +31,10 @@ pub async fn a_record_round_trips_every_field<H: Harness>(harness: &H) {
     case.equal(record.fingerprint, request.fingerprint, "the fingerprint");
     case.equal(record.owner, request.owner, "the owner");
     case.equal(record.attempt, 1, "the attempt");
-    let mut notes = Notes::default();
-    notes.correlation = Some("Gebühr ✓".to_owned());
+    let mut notes = Notes {
+        correlation: Some("Gebühr ✓".to_owned()),
+        ..Notes::default()
+    };
     notes.set_checkpoint("paid", Bytes::from_static(b"\x00\xff"));
     case.equal(&record.notes, &notes, "the notes");
     case.equal(record.created_at, started.created_at, "the creation");

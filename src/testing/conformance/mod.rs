@@ -12,7 +12,7 @@ mod reconciling;
 mod releasing;
 mod waiting;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +44,14 @@ pub struct Rule<H> {
     pub name: &'static str,
     /// The function.
     pub check: for<'h> fn(&'h H) -> BoxFuture<'h, ()>,
+}
+
+impl<H> fmt::Debug for Rule<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rule")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The whole list, for runners that do not use
