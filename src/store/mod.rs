@@ -45,7 +45,7 @@ pub use memory::MemoryStore;
 /// 7. **A kept outcome is final.** Completing again, by anyone, changes nothing and returns the
 ///    outcome that stands. Completing keeps fingerprint, owner, attempt and notes.
 /// 8. **Release** keeps the record as [`State::Released`](crate::State::Released) with its owner and
-///    its attempt. Releasing again by the same owner, or a key without a record, is `Applied`.
+///    its attempt; its notes may go. Releasing again by the same owner, or a key without a record, is `Applied`.
 /// 9. **Lease and retention are two things.** Every *acquired* claim sets `expires_at` to its
 ///    retention from now; renewing does not move it. Completion moves it only where it has already
 ///    passed (the claim's retention then runs once more, from now), or where the caller names

@@ -19,8 +19,6 @@ use super::sync::Notify;
 /// A record. Its size is what a million keys cost, so rare fields sit behind one pointer.
 pub(super) struct Entry {
     pub(super) hash: u64,
-    /// The time under which the expiry queue knows the entry; never later than [`due`](Self::due).
-    pub(super) queued_for: Micros,
     pub(super) key: ScopedKey,
     fingerprint: Fingerprint,
     attempt: u32,
@@ -28,14 +26,14 @@ pub(super) struct Entry {
     stage: Stage,
     created_at: Micros,
     expires_at: Micros,
-    // What the last acquired claim asked for: a completion after the expiry counts it again.
-    retention: Micros,
     extras: Option<Box<Extras>>,
 }
 
 enum Stage {
     Started {
         lease_until: Micros,
+        // What the claim asked for: a completion after the expiry counts it once more.
+        retention: Micros,
     },
     Completed {
         outcome: Outcome,
@@ -66,24 +64,17 @@ pub(super) struct Leftovers {
 
 impl Entry {
     pub(super) fn new(hash: u64, request: &ClaimRequest, now: Micros) -> Self {
-        let retention = micros(request.retention);
-        let mut entry = Self {
+        Self {
             hash,
-            queued_for: 0,
             key: request.key.clone(),
             fingerprint: request.fingerprint,
             attempt: 1,
             owner: request.owner,
-            stage: Stage::Started {
-                lease_until: now.saturating_add(micros(request.lease)),
-            },
+            stage: Stage::started(request, now),
             created_at: now,
-            expires_at: now.saturating_add(retention),
-            retention,
+            expires_at: now.saturating_add(micros(request.retention)),
             extras: None,
-        };
-        entry.queued_for = entry.due();
-        entry
+        }
     }
 
     /// What an entry for this key weighs before anything is attached to it.
@@ -111,7 +102,7 @@ impl Entry {
     /// When the entry may be removed, if nothing happens to it until then.
     pub(super) fn due(&self) -> Micros {
         match self.stage {
-            Stage::Started { lease_until } => self.expires_at.max(lease_until),
+            Stage::Started { lease_until, .. } => self.expires_at.max(lease_until),
             Stage::Completed { .. } | Stage::Released => self.expires_at,
         }
     }
@@ -126,13 +117,13 @@ impl Entry {
     }
 
     pub(super) fn is_abandoned(&self, now: Micros) -> bool {
-        matches!(self.stage, Stage::Started { lease_until } if lease_until <= now)
+        matches!(self.stage, Stage::Started { lease_until, .. } if lease_until <= now)
     }
 
     /// When the live claim of this owner ends, if it stands.
     pub(super) fn live_until(&self, owner: &Owner, now: Micros) -> Option<Micros> {
         match self.stage {
-            Stage::Started { lease_until } if self.owner == *owner && now < lease_until => {
+            Stage::Started { lease_until, .. } if self.owner == *owner && now < lease_until => {
                 Some(lease_until)
             }
             _ => None,
@@ -158,7 +149,7 @@ impl Entry {
             Stage::Started { .. } if self.owner == request.owner => {
                 return self.grant(request, now, left);
             }
-            Stage::Started { lease_until }
+            Stage::Started { lease_until, .. }
                 if lease_until <= now && request.on_abandoned == OnAbandoned::Rerun =>
             {
                 self.attempt = self.attempt.saturating_add(1);
@@ -174,10 +165,8 @@ impl Entry {
             self.wake_watchers(left);
         }
         self.owner = request.owner;
-        self.retention = micros(request.retention);
-        self.expires_at = now.saturating_add(self.retention);
-        let lease_until = now.saturating_add(micros(request.lease));
-        self.enter(Stage::Started { lease_until }, left);
+        self.expires_at = now.saturating_add(micros(request.retention));
+        self.enter(Stage::started(request, now), left);
         self.acquired()
     }
 
@@ -191,9 +180,9 @@ impl Entry {
 
     pub(super) fn renew(&mut self, owner: &Owner, lease: Duration, now: Micros) -> Fenced {
         self.fenced(owner, |entry| {
-            entry.stage = Stage::Started {
-                lease_until: now.saturating_add(micros(lease)),
-            };
+            if let Stage::Started { lease_until, .. } = &mut entry.stage {
+                *lease_until = now.saturating_add(micros(lease));
+            }
         })
     }
 
@@ -224,7 +213,7 @@ impl Entry {
 
     pub(super) fn abandon(&mut self, owner: &Owner, now: Micros, left: &mut Leftovers) -> Fenced {
         self.fenced(owner, |entry| {
-            if let Stage::Started { lease_until } = &mut entry.stage {
+            if let Stage::Started { lease_until, .. } = &mut entry.stage {
                 *lease_until = now.min(*lease_until);
             }
             entry.wake_watchers(left);
@@ -251,7 +240,7 @@ impl Entry {
         now: Micros,
         left: &mut Leftovers,
     ) -> Fenced {
-        let Stage::Started { lease_until } = self.stage else {
+        let Stage::Started { lease_until, .. } = self.stage else {
             return Fenced::ClaimLost;
         };
         let same_lease = matches!(
@@ -270,7 +259,7 @@ impl Entry {
 
     pub(super) fn record(&self, now: Micros) -> Record {
         let state = match &self.stage {
-            Stage::Started { lease_until } => State::Started {
+            Stage::Started { lease_until, .. } => State::Started {
                 lease_until: Timestamp::from_micros(*lease_until),
                 lease_left: Duration::from_micros(lease_until.saturating_sub(now)),
             },
@@ -323,7 +312,7 @@ impl Entry {
         earlier(&mut self.created_at);
         earlier(&mut self.expires_at);
         match &mut self.stage {
-            Stage::Started { lease_until } => earlier(lease_until),
+            Stage::Started { lease_until, .. } => earlier(lease_until),
             Stage::Completed { completed_at, .. } => earlier(completed_at),
             Stage::Released => {}
         }
@@ -345,10 +334,12 @@ impl Entry {
         now: Micros,
         left: &mut Leftovers,
     ) {
-        if let Some(retention) = retention {
-            self.expires_at = now.saturating_add(micros(retention));
-        } else if self.expires_at <= now {
-            self.expires_at = now.saturating_add(self.retention);
+        let again = match self.stage {
+            Stage::Started { retention, .. } if self.expires_at <= now => Some(retention),
+            _ => None,
+        };
+        if let Some(retention) = retention.map(micros).or(again) {
+            self.expires_at = now.saturating_add(retention);
         }
         self.enter(
             Stage::Completed {
@@ -403,6 +394,15 @@ impl Drop for Leftovers {
     }
 }
 
+impl Stage {
+    fn started(request: &ClaimRequest, now: Micros) -> Self {
+        Self::Started {
+            lease_until: now.saturating_add(micros(request.lease)),
+            retention: micros(request.retention),
+        }
+    }
+}
+
 /// What an entry takes besides its key, outcome and notes: itself, its place in the table and in the
 /// queue, and the headers of the shared key and outcome. `tests/cost_memory.rs` measures it.
-const PER_ENTRY: usize = 288;
+const PER_ENTRY: usize = 264;

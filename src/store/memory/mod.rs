@@ -126,7 +126,7 @@ impl MemoryStore {
         self.len() == 0
     }
 
-    /// How many bytes its records are counted as: encoded outcomes, keys, notes, and 288 bytes for
+    /// How many bytes its records are counted as: encoded outcomes, keys, notes, and 264 bytes for
     /// each entry.
     pub fn bytes(&self) -> usize {
         self.inner.room.bytes()

@@ -16,10 +16,9 @@ use super::room::Room;
 
 /// A table of entries and a queue of the times at which they may go.
 ///
-/// Every entry has one element in the queue that is its own: the one that carries its
-/// [`queued_for`](Entry::queued_for), which is never later than the time at which it may go.
-/// Elements that are nobody's any more are dropped when their time comes, or all at once when they
-/// outnumber the entries.
+/// For every entry there is an element in the queue that is not later than the time at which the
+/// entry may go. There may be others, older ones of the same key: they do no harm, and are dropped
+/// when their time comes, or all at once when they outnumber the entries.
 // Aligned, so that two threads at two locks do not fight for one cache line.
 #[derive(Default)]
 #[repr(align(64))]
@@ -53,13 +52,13 @@ impl Shard {
         change: impl FnOnce(&mut Entry) -> R,
     ) -> Option<R> {
         let entry = self.entries.find_mut(hash, is(hash, key))?;
-        let before = entry.weight();
+        let (weight, due) = (entry.weight(), entry.due());
         let reply = change(entry);
-        room.reweigh(before, entry.weight());
-        let due = entry.due();
-        if due < entry.queued_for {
-            entry.queued_for = due;
-            self.enqueue(due, hash);
+        room.reweigh(weight, entry.weight());
+        // One that may go later is found, and put back, when its old time comes.
+        let sooner = Some(entry.due()).filter(|sooner| *sooner < due);
+        if let Some(sooner) = sooner {
+            self.enqueue(sooner, hash);
         }
         Some(reply)
     }
@@ -67,7 +66,7 @@ impl Shard {
     /// Inserts an entry whose place is reserved and whose key is not here.
     pub(super) fn insert(&mut self, hash: u64, request: &ClaimRequest, now: Micros) -> Claimed {
         let entry = Box::new(Entry::new(hash, request, now));
-        let (claimed, due) = (entry.acquired(), entry.queued_for);
+        let (claimed, due) = (entry.acquired(), entry.due());
         self.entries.insert_unique(hash, entry, |entry| entry.hash);
         self.enqueue(due, hash);
         claimed
@@ -103,10 +102,8 @@ impl Shard {
             let Some(mut first) = first_due(queue, now) else {
                 return drained;
             };
-            let Reverse((due, hash)) = *first;
-            #[expect(clippy::borrowed_box, reason = "it is called with the map's elements")]
-            let mine = |entry: &Box<Entry>| entry.hash == hash && entry.queued_for == due;
-            match entries.find_entry(hash, mine) {
+            let Reverse((_, hash)) = *first;
+            match entries.find_entry(hash, |entry| entry.hash == hash) {
                 Ok(found) if found.get().is_expired(now) => {
                     PeekMut::pop(first);
                     let (entry, _) = found.remove();
@@ -116,11 +113,7 @@ impl Shard {
                     left.entries.push(entry);
                 }
                 // It lives longer than it was queued for.
-                Ok(mut found) => {
-                    let entry = found.get_mut();
-                    entry.queued_for = entry.due();
-                    *first = Reverse((entry.queued_for, hash));
-                }
+                Ok(found) => *first = Reverse((found.get().due(), hash)),
                 Err(_) => {
                     PeekMut::pop(first);
                 }
@@ -153,13 +146,23 @@ impl Shard {
             .collect()
     }
 
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn weight(&self) -> usize {
+        self.entries.iter().map(|entry| entry.weight()).sum()
+    }
+
     fn enqueue(&mut self, due: Micros, hash: u64) {
         self.queue.push(Reverse((due, hash)));
-        // Paid for by the pushes that made the nobody's elements, as the growth of a table is.
+        // Paid for by the pushes that made the needless ones, as the growth of a table is.
         if self.queue.len() > 2 * self.entries.len() + SLACK {
             let entries = self.entries.iter();
             self.queue = entries
-                .map(|entry| Reverse((entry.queued_for, entry.hash)))
+                .map(|entry| Reverse((entry.due(), entry.hash)))
                 .collect();
         }
     }
@@ -180,5 +183,5 @@ fn first_due(queue: &mut Queue, now: Micros) -> Option<PeekMut<'_, Reverse<(Micr
     (due <= now).then_some(first)
 }
 
-/// How many nobody's elements a small queue may hold before it is made anew.
+/// How many needless elements a small queue may hold before it is made anew.
 const SLACK: usize = 64;
