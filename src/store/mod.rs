@@ -54,7 +54,8 @@ pub use memory::MemoryStore;
 /// 10. **The store owns the clock.** Callers pass durations. Leases end by the clock that all
 ///     callers of the store share.
 /// 11. **Purge** removes expired records only, at most `limit` of them, and never one whose claim
-///     is live.
+///     is live. A store may also drop expired records by itself, as long as the next purge counts
+///     the unresolved ones among them.
 /// 12. **Resolve** applies to an abandoned record only while owner *and* lease are those that were
 ///     seen. To resolve as completed is to complete: rules 7 and 9 hold. Repeated, it is
 ///     `ClaimLost`, and the record shows what stands.
@@ -230,8 +231,8 @@ impl AbandonedPage {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Purged {
-    /// Records removed in all. A store that also drops expired records on the way counts here the
-    /// unresolved ones that it has not told of yet.
+    /// Records removed in all, with the unresolved ones that the store dropped by itself since the
+    /// last call.
     pub removed: usize,
     /// Those among them that were never completed, released or resolved: work of which nobody will
     /// ever know how it ended. Report them at error level.

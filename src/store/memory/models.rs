@@ -16,7 +16,7 @@ use http::StatusCode;
 use loom::future::block_on;
 use loom::thread;
 
-use super::MemoryStore;
+use super::{MemoryStore, shard_of};
 use crate::claim::{Claim, ClaimRequest, Claimed, OnAbandoned};
 use crate::fingerprint::Fingerprint;
 use crate::outcome::Outcome;
@@ -286,6 +286,36 @@ fn two_keys_race_for_the_last_place_and_one_gets_it() {
         });
         let here = store.claim(&request("two")).now_or_never().unwrap().is_ok();
         assert_ne!(other.join().unwrap(), here);
+        assert_eq!(store.len(), 1);
+    });
+}
+
+#[test]
+fn a_place_for_a_key_that_another_took_meanwhile_is_given_back() {
+    loom::model(|| {
+        let store = MemoryStore::new().max_entries(2);
+        let shard = |key: &str| shard_of(store.inner.about(&request(key).key).0);
+        let names: Vec<_> = (0..64).map(|n| n.to_string()).collect();
+        // Two expired entries in another shard than the key's, where a claim finds them last.
+        let elsewhere = names.iter().filter(|name| shard(name) != shard("key"));
+        let claims = elsewhere.map(|name| acquire(&store, &request(name)));
+        let claims: Vec<_> = claims.take(2).collect();
+        for claim in &claims {
+            let outcome = status(200);
+            let expired = store.complete(claim, &outcome, Some(Duration::ZERO));
+            let _ = expired.now_or_never().unwrap().unwrap();
+        }
+        let other = thread::spawn({
+            let store = store.clone();
+            move || store.claim(&request("key")).now_or_never().unwrap()
+        });
+        let here = store.claim(&request("key")).now_or_never().unwrap();
+        let other = other.join().unwrap();
+        let acquired = [here, other].map(|claimed| match claimed {
+            Ok(Claimed::Acquired { .. }) => 1,
+            Ok(Claimed::Existing(_)) | Err(_) => 0,
+        });
+        assert_eq!(acquired.iter().sum::<u32>(), 1);
         assert_eq!(store.len(), 1);
     });
 }
