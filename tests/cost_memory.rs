@@ -4,6 +4,7 @@
 //! --nocapture` prints the figures.
 
 #![cfg(feature = "memory")]
+#![allow(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -319,6 +319,13 @@ impl Entry {
         self.wake_watchers(left);
     }
 
+    #[cfg(test)]
+    pub(super) fn is_watched(&self) -> bool {
+        self.extras
+            .as_deref()
+            .is_some_and(|extras| extras.watchers.is_some())
+    }
+
     fn fenced(&mut self, owner: &Owner, apply: impl FnOnce(&mut Self)) -> Fenced {
         if self.owner != *owner || !matches!(self.stage, Stage::Started { .. }) {
             return Fenced::ClaimLost;

@@ -7,7 +7,8 @@ mod models;
 mod room;
 mod shard;
 mod sync;
-#[cfg(all(test, not(idempotency_loom)))]
+#[cfg(test)]
+#[cfg(not(idempotency_loom))]
 mod tests;
 
 use std::fmt;
