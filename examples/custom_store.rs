@@ -334,3 +334,43 @@ fn later(instant: Timestamp, by: Duration) -> Timestamp {
     let by = u64::try_from(by.as_micros()).unwrap_or(u64::MAX);
     Timestamp::from_micros(instant.as_micros().saturating_add(by))
 }
+
+/// The rules as tests: `cargo test --example custom_store --features testing`.
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use std::sync::Arc;
+
+    use tower_idempotency::store_conformance;
+    use tower_idempotency::testing::Harness;
+
+    use super::*;
+
+    struct Map(Arc<MapStore>);
+
+    #[async_trait]
+    impl Harness for Map {
+        type Store = Arc<MapStore>;
+
+        fn store(&self) -> &Arc<MapStore> {
+            &self.0
+        }
+
+        async fn age(&self, key: &ScopedKey, by: Duration) {
+            let mut rows = self.0.lock();
+            let row = rows.get_mut(key).expect("a record to age");
+            let earlier = |instant: &mut Timestamp| {
+                let by = u64::try_from(by.as_micros()).expect("hours");
+                *instant = Timestamp::from_micros(instant.as_micros().saturating_sub(by));
+            };
+            earlier(&mut row.record.created_at);
+            earlier(&mut row.record.expires_at);
+            match &mut row.record.state {
+                State::Started { lease_until, .. } => earlier(lease_until),
+                State::Completed { completed_at, .. } => earlier(completed_at),
+                _ => {}
+            }
+        }
+    }
+
+    store_conformance!(Map(Arc::new(MapStore::default())));
+}
