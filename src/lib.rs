@@ -1,4 +1,79 @@
-//! Idempotency for tower services.
+//! Runs the handler of a request once per `Idempotency-Key`, and answers every repetition with what
+//! it answered the first time.
+//!
+#![cfg_attr(feature = "memory", doc = "```")]
+#![cfg_attr(not(feature = "memory"), doc = "```ignore")]
+//! use axum::{Router, http::StatusCode, routing::post};
+//! use tower_idempotency::{IdempotencyLayer, MemoryStore, MissingKey};
+//!
+//! async fn charge(body: String) -> (StatusCode, String) {
+//!     (StatusCode::CREATED, format!("charged {body}"))
+//! }
+//!
+//! # fn main() -> Result<(), tower_idempotency::ConfigError> {
+//! let idempotency = IdempotencyLayer::builder(MemoryStore::new())
+//!     .missing_key(MissingKey::Reject)
+//!     .build()?;
+//! let app: Router = Router::new().route("/charges", post(charge)).layer(idempotency);
+//! # Ok(()) }
+//! ```
+//!
+//! The [README](_documentation::readme) says where the layer goes among others and how a client
+//! retries; [DESIGN](_documentation::design) says why it is so.
+//!
+//! # The contract
+//!
+//! 1. **At most one live attempt.** For one key, two attempts never both hold a live claim.
+//! 2. **A kept result is final.** Every later request with the same fingerprint gets it, byte for
+//!    byte, until its record expires. Nothing overwrites it.
+//! 3. **A handler that did not return is never run again** unless
+//!    [`OnAbandoned::Rerun`] says that this is safe. After a crash, a panic or an abort the outcome is
+//!    *unknown*, which is neither success nor failure.
+//! 4. **A handler that returned decides.** What it answered says whether the result is kept or the
+//!    key is free: by the [`RetentionPolicy`], or by a [`RetentionOverride`] of its own.
+//! 5. **No answer before the record.** The first response leaves after the store has acknowledged
+//!    what is recorded of it, or says `Idempotency-Result: not-saved`.
+//! 6. **A rejected request changes nothing.** 400, 409, 413 and 422 leave the record as it was.
+//!
+//! These hold as long as the record does. [`MemoryStore`] forgets when the process ends, and no other
+//! process sees what it holds; a record expires after its retention, 24 h by default.
+//!
+//! # The words
+//!
+//! A request's *key* names an operation, its [`Scope`] says whose operation, and its [`Fingerprint`]
+//! says which request that was. Whoever comes first *claims* the key and holds it under a *lease* that
+//! is renewed while the attempt lives. The *outcome* is recorded and *replayed* for as long as the
+//! *retention* lasts. A claim whose lease ends without an outcome is *abandoned*.
+//!
+//! # Where things are
+//!
+//! | for | look at |
+//! |---|---|
+//! | HTTP services | [`IdempotencyLayer`], its [builder](IdempotencyLayerBuilder), [`http`] |
+//! | handlers | [`Attempt`], [`RetentionOverride`] |
+//! | clients | the codes of [`ProblemKind`] |
+//! | jobs and queues | [`Idempotency::run`], [`Failure`], [`RunError`] |
+//! | front doors of your own | [`Idempotency::admit`], [`Admission`] |
+//! | times and limits | [`IdempotencyBuilder`] |
+//! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
+//! | which answers are kept | [`RetentionPolicy`] |
+//! | stores | [`Store`] and its fifteen rules, [`store`] |
+#![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
+//! | API documentation | [`Policy`] |
+//!
+//! # Features
+//!
+//! * **`memory`** (default): [`MemoryStore`], for one process and for tests.
+//! * **`tracing`** (default): the span `idempotency`, and an event for everything that needs a look.
+//! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
+//!   every axum service.
+//! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
+//! * **`testing`**: the conformance kit for stores, and a store that fails on demand.
+//!
+//! # The draft
+//!
+//! The header follows draft-ietf-httpapi-idempotency-key-header-07, which expired in April 2026 and
+//! never became an RFC.
 
 #![forbid(unsafe_code)]
 // A public item has a path, and one that has none is not `pub`.
@@ -26,10 +101,6 @@
 // A shared thing is cloned by name; clippy.toml says what not to call, and why.
 #![warn(clippy::clone_on_ref_ptr)]
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
-
-#[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
 
 mod admission;
 mod attempt;
@@ -82,3 +153,23 @@ pub use store::MemoryStore;
 pub use store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
+
+/// The documents beside the sources, compiled with the tests.
+#[cfg(all(any(doc, doctest), feature = "memory"))]
+pub mod _documentation {
+    /// README.
+    #[doc = include_str!("../README.md")]
+    pub mod readme {}
+    /// Why it is so.
+    #[doc = include_str!("../DESIGN.md")]
+    pub mod design {}
+    /// Other crates, and when to use them.
+    #[doc = include_str!("../COMPARE.md")]
+    pub mod compare {}
+    /// What a contributor needs.
+    #[cfg_attr(feature = "testing", doc = include_str!("../CONTRIBUTING.md"))]
+    pub mod contributing {}
+    /// Changes.
+    #[doc = include_str!("../CHANGELOG.md")]
+    pub mod changelog {}
+}
