@@ -1,0 +1,63 @@
+//! The small examples as programs.
+
+#[path = "support/example.rs"]
+mod support;
+
+use std::process::Command;
+
+#[test]
+fn the_custom_store_runs_a_job_once() {
+    let output = Command::new(support::example("custom_store")).output();
+    let output = output.expect("the example runs");
+    assert!(output.status.success());
+    assert_eq!(output.stdout, b"First(100)\nRepeat(100)\n");
+}
+
+#[test]
+fn hyper_refuses_a_bad_address_in_one_line_with_exit_code_2() {
+    let output = Command::new(support::example("hyper")).arg("here").output();
+    let output = output.expect("the example runs");
+    assert_eq!(output.status.code(), Some(2));
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn hyper_replays_and_ends_at_sigterm() {
+    use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+    use tokio::net::TcpStream;
+
+    let mut service = tokio::process::Command::new(support::example("hyper"))
+        .arg("127.0.0.1:0")
+        .stdout(std::process::Stdio::piped())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("the example runs");
+    let mut line = String::new();
+    let stdout = service.stdout.take().expect("a pipe");
+    let mut stdout = BufReader::new(stdout);
+    stdout.read_line(&mut line).await.expect("a first line");
+    let addr = line.trim().strip_prefix("listening on ");
+    let addr = addr.expect("an address");
+
+    for is_replay in [false, true] {
+        let mut stream = TcpStream::connect(addr).await.expect("a connection");
+        let request = "POST /orders HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\
+                       Idempotency-Key: \"o-1\"\r\nContent-Length: 3\r\n\r\ntea";
+        let sent = stream.write_all(request.as_bytes()).await;
+        sent.expect("the request is sent");
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer).await;
+        read.expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 201 "), "{answer}");
+        assert!(answer.ends_with("\r\n\r\norder 1: tea\n"), "{answer}");
+        let marker = answer.contains("\r\nidempotency-replayed: true\r\n");
+        assert_eq!(marker, is_replay, "{answer}");
+    }
+
+    let pid = service.id().expect("it runs").to_string();
+    let told = Command::new("kill").args(["-TERM", &pid]).status();
+    assert!(told.expect("kill runs").success());
+    assert!(service.wait().await.expect("it ends").success());
+}
