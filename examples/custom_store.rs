@@ -36,7 +36,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 #[derive(Debug, Default)]
-pub struct MapStore {
+struct MapStore {
     rows: Mutex<HashMap<ScopedKey, Row>>,
 }
 

@@ -326,7 +326,7 @@ fn describe(answer: &Answer) -> String {
         (Some(code), None) => text += code,
         (Some(code), Some(header)) if code == header => text += code,
         (document, header) => {
-            text += &format!("{document:?} in the body, {header:?} in the header")
+            text += &format!("{document:?} in the body, {header:?} in the header");
         }
     }
     if answer.header("idempotency-replayed") == Some("true") {

@@ -92,7 +92,7 @@ fn calm_the_panics_of_the_demo() {
     std::panic::set_hook(Box::new(move |panic| {
         match panic.payload().downcast_ref::<&str>() {
             Some(&gateway::CRASH) => {
-                eprintln!("(the service panics, as planned: {})", gateway::CRASH)
+                eprintln!("(the service panics, as planned: {})", gateway::CRASH);
             }
             _ => usual(panic),
         }
