@@ -32,10 +32,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
-use hyper::body::Incoming;
+use hyper::body::{Body, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
@@ -151,6 +151,21 @@ impl<S: Store> Puppet<S> {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Answer {
+        let wants_body = request.method() != Method::HEAD;
+        let answer = self.route(request).await;
+        if wants_body {
+            return answer;
+        }
+        // Over HTTP/2 hyper leaves it to the service to send no body (RFC 9110 section 9.3.2).
+        let (mut parts, body) = answer.into_parts();
+        if let Some(length) = body.size_hint().exact() {
+            let headers = &mut parts.headers;
+            headers.entry(CONTENT_LENGTH).or_insert(length.into());
+        }
+        Response::from_parts(parts, Either::Right(Full::default()))
+    }
+
+    async fn route(&self, request: Request<Incoming>) -> Answer {
         let path = request.uri().path();
         if path.starts_with("/do/") {
             return self.guarded(request).await.map(Either::Left);
