@@ -41,7 +41,6 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::signal::unix::{SignalKind, signal};
 use tower::{ServiceBuilder, ServiceExt};
 use tower_idempotency::{IdempotencyLayer, ResponseBody, Store};
 
@@ -85,8 +84,8 @@ fn refuse(problem: &str) -> ExitCode {
 /// Serves until a signal ends it.
 async fn serve<S: Store>(addr: SocketAddr, layer: IdempotencyLayer<S>) -> io::Result<()> {
     // Before the port is announced: whoever reads it may send the signal.
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+    let told_to_stop = told_to_stop()?;
+    tokio::pin!(told_to_stop);
     let listener = TcpListener::bind(addr).await?;
     let mut stdout = io::stdout();
     writeln!(stdout, "listening on {}", listener.local_addr()?)?;
@@ -98,8 +97,7 @@ async fn serve<S: Store>(addr: SocketAddr, layer: IdempotencyLayer<S>) -> io::Re
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
+            () = &mut told_to_stop => break,
         };
         let stream = match accepted {
             Ok((stream, _)) => stream,
@@ -115,6 +113,26 @@ async fn serve<S: Store>(addr: SocketAddr, layer: IdempotencyLayer<S>) -> io::Re
     drop(listener);
     puppet.stop(connections).await;
     Ok(())
+}
+
+/// Ends with the first signal; those that come before it is waited for count.
+#[cfg(unix)]
+fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
+}
+
+#[cfg(not(unix))]
+fn told_to_stop() -> io::Result<impl Future<Output = ()>> {
+    Ok(async { drop(tokio::signal::ctrl_c().await) })
 }
 
 /// Serves one connection in a task of its own.

@@ -164,6 +164,47 @@ async fn a_handler_whose_client_left_reaches_its_end_once_and_the_retry_gets_its
 }
 
 #[tokio::test]
+async fn a_request_that_is_cut_off_at_any_byte_runs_once_in_the_end() {
+    let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
+    let request = Request::post("cut").key("cut");
+    let framings: [fn(&Request) -> Vec<u8>; 2] = [with_length, |request| {
+        chunked(request, &[&request.body], "", "")
+    }];
+    for framing in framings {
+        let bytes = framing(&request);
+        for at in 0..=bytes.len() {
+            puppet.h1().await.write(&bytes[..at]).await;
+        }
+    }
+    let last = puppet.send(Wire::H1, &request).await;
+    assert_eq!(last.status, 200);
+    assert_eq!(last.text(), r#"{"run":1,"name":"cut"}"#);
+    assert_eq!(puppet.count("cut").await, ran(1));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_any_moment_finds_one_run() {
+    let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
+    for how in LEAVING {
+        for moment in 0..40 {
+            let name = format!("{how:?}-{moment}");
+            let request = Request::post(&name).key(&name);
+            let slow = request.clone().header("x-puppet-delay-ms", "1");
+            let later = async || {
+                for _ in 0..moment * 4 {
+                    tokio::task::yield_now().await;
+                }
+            };
+            leave(&puppet, how, &slow, later).await;
+            let again = puppet.send(Wire::H2, &request).await;
+            assert_eq!(again.status, 200, "{again:?}");
+            assert_eq!(again.text(), format!("{{\"run\":1,\"name\":\"{name}\"}}"));
+            assert_eq!(puppet.count(&name).await, ran(1));
+        }
+    }
+}
+
+#[tokio::test]
 async fn an_answer_that_nobody_read_is_there_for_the_retry() {
     let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
     for how in LEAVING {

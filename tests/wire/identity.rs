@@ -1,7 +1,7 @@
 //! What makes two requests the same, and whose they are.
 
 use crate::message::Request;
-use crate::puppet::{Puppet, WIRES, ran};
+use crate::puppet::{Puppet, WIRES, Wire, ran};
 
 #[tokio::test]
 async fn each_part_of_a_request_is_part_of_its_identity() {
@@ -66,6 +66,29 @@ async fn each_part_of_a_request_is_part_of_its_identity() {
         puppet.send(wire, &request).await.is_replay_of(&first, &[]);
         assert_eq!(puppet.count(&name).await, ran(1));
     }
+}
+
+#[tokio::test]
+async fn the_whole_uri_in_a_request_is_the_path_in_it() {
+    let puppet = Puppet::start(&[]);
+    let request = Request::post("form").key("form");
+    let first = puppet.send(Wire::H1, &request).await;
+    first.fresh(200);
+    // As proxies send it (RFC 9112 section 3.2.2).
+    let path = "http://another.example/do/form".to_owned();
+    let absolute = Request {
+        path,
+        ..request.clone()
+    };
+    puppet
+        .send(Wire::H1, &absolute)
+        .await
+        .is_replay_of(&first, &[]);
+    puppet
+        .send(Wire::H2, &request)
+        .await
+        .is_replay_of(&first, &[]);
+    assert_eq!(puppet.count("form").await, ran(1));
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The key as it is sent: which values are keys, and which are refused before anything happens.
 
+use crate::h1::head;
 use crate::message::Request;
 use crate::puppet::{Puppet, WIRES, Wire, ran};
 use crate::raw_h2::{End, RawH2};
@@ -201,6 +202,25 @@ async fn bytes_that_no_header_may_hold_never_reach_the_handler() {
 }
 
 #[tokio::test]
+async fn a_field_line_that_is_none_never_reaches_the_handler() {
+    // A key that one server on the way sees and another does not would be no protection.
+    let puppet = Puppet::start(&[]);
+    for line in [
+        "Idempotency-Key : abc",
+        "Idempotency-Key: \"a\r\n b\"",
+        "\u{a0}Idempotency-Key: a",
+    ] {
+        let request = Request::post("line");
+        let framing = format!("{line}\r\nContent-Length: {}\r\n", request.body.len());
+        let mut connection = puppet.h1().await;
+        connection.write(&head(&request, &framing)).await;
+        let answer = connection.answer(&request).await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+        assert_eq!(puppet.count("line").await, ran(0), "{line:?}");
+    }
+}
+
+#[tokio::test]
 async fn the_name_of_the_field_may_be_written_in_any_case() {
     let puppet = Puppet::start(&[]);
     let names = [
@@ -261,6 +281,25 @@ async fn without_a_key_each_request_runs_unless_a_key_is_required() {
         }
         assert_eq!(required.count(&name).await, ran(0));
         required.send(wire, &request.key(&name)).await.fresh(200);
+    }
+}
+
+#[tokio::test]
+async fn without_a_key_nothing_is_taken_from_early_data() {
+    let puppet = Puppet::start(&[]);
+    for wire in WIRES {
+        let name = format!("{wire:?}");
+        let request = Request::post(&name).header("early-data", "1");
+        // It may be a copy of a request that was sent before (RFC 8470).
+        puppet.send(wire, &request).await.problem(425, "too_early");
+        assert_eq!(puppet.count(&name).await, ran(0));
+        let request = request.key(&name);
+        let first = puppet.send(wire, &request).await;
+        puppet.send(wire, &request).await.is_replay_of(&first, &[]);
+        // After the handshake it is the same request.
+        let later = Request::post(&name).key(&name);
+        puppet.send(wire, &later).await.is_replay_of(&first, &[]);
+        assert_eq!(puppet.count(&name).await, ran(1));
     }
 }
 

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use crate::h1::with_length;
 use crate::h2;
 use crate::message::Request;
-use crate::puppet::{Puppet, WIRES, ran};
+use crate::patience::patient;
+use crate::puppet::{Puppet, WIRES, Wire, ran};
 
 /// A pause that no test waits out: what comes behind it never comes.
 const HOUR: &str = "3600000";
@@ -27,7 +28,7 @@ async fn arrives_as_it_is_produced(puppet: &Puppet, name: &str, request: Request
         let mut request = request.clone().key(&name);
         request.path = format!("/do/{name}");
         match wire {
-            crate::puppet::Wire::H1 => {
+            Wire::H1 => {
                 let mut connection = puppet.h1().await;
                 connection.write(&with_length(&request)).await;
                 let head = connection.head().await.expect("an answer");
@@ -36,17 +37,19 @@ async fn arrives_as_it_is_produced(puppet: &Puppet, name: &str, request: Request
                 assert_eq!(chunk, b"chunk 0\n");
                 is_not_kept(puppet, &request, 200).await;
             }
-            crate::puppet::Wire::H2 => {
+            Wire::H2 => {
                 let (answer, mut body) = puppet.h2().await.open(&request).await;
                 let data = Bytes::copy_from_slice(&request.body);
                 body.send_data(data, true).expect("the stream is open");
-                let answer = crate::patience::patient("an answer", answer).await;
+                let answer = patient("an answer", answer).await;
                 let mut body = answer.expect("an answer").into_body();
                 let data = h2::next_data(&mut body).await.expect("a frame");
                 assert_eq!(data.as_deref(), Some(b"chunk 0\n".as_slice()));
                 is_not_kept(puppet, &request, 200).await;
             }
         }
+        // That the first client has left by now changes nothing.
+        is_not_kept(puppet, &request, 200).await;
         assert_eq!(puppet.count(&name).await, ran(1));
     }
 }
@@ -76,10 +79,10 @@ async fn behind_the_limit_an_answer_arrives_as_it_is_produced_and_is_not_kept() 
 #[tokio::test]
 async fn an_answer_over_the_limit_reaches_the_first_client_whole_and_runs_once() {
     let puppet = Puppet::start(&["--max-response-bytes", "80"]);
-    let whole: String = (0..11).map(|n| format!("chunk {n}\n")).collect();
+    let whole: String = (0..20).map(|n| format!("chunk {n}\n")).collect();
     let bodies = [
         // Found out while it is read, and known from its length.
-        ("stream", "x-puppet-stream", "11,1", whole.len()),
+        ("stream", "x-puppet-stream", "20,1", whole.len()),
         ("sized", "x-puppet-body-size", "81", 81),
         ("large", "x-puppet-body-size", "3000000", 3_000_000),
     ];

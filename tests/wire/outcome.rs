@@ -1,6 +1,7 @@
 //! What a handler's end means for its key.
 
 use crate::message::Request;
+use crate::patience::patient;
 use crate::puppet::{Count, Puppet, WIRES, ran};
 
 #[tokio::test]
@@ -227,7 +228,7 @@ async fn when_its_retention_is_over_a_key_is_as_new() {
                 again.is_replay_of(&first, &[]);
             }
         };
-        let again = crate::patience::patient("a new run", again).await;
+        let again = patient("a new run", again).await;
         again.fresh(200);
         assert_eq!(again.text(), format!("{{\"run\":2,\"name\":\"{name}\"}}"));
     }

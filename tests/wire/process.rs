@@ -206,6 +206,25 @@ async fn sigterm_lets_a_stream_end() {
 }
 
 #[tokio::test]
+async fn half_a_request_does_not_hold_up_the_end_for_ever() {
+    let puppet = Puppet::start(&[]);
+    let request = Request::post("half").key("half");
+    let bytes = with_length(&request);
+    let mut stuck = [puppet.h1().await, puppet.h1().await];
+    stuck[0].write(&bytes[..10]).await;
+    stuck[1].write(&bytes[..bytes.len() - 1]).await;
+    // Answered on another connection: the halves have been read by now, or never will be.
+    puppet
+        .send(Wire::H1, &Request::post("whole"))
+        .await
+        .fresh(200);
+    puppet.terminate();
+    let (status, said) = puppet.ended().await;
+    assert_eq!(status.code(), Some(0), "{said}");
+    assert!(said.contains("drained: 1 started, 1 finished"), "{said}");
+}
+
+#[tokio::test]
 async fn sigterm_without_work_ends_at_once_and_closes_the_port() {
     let puppet = Puppet::start(&["--addr", "127.0.0.1:0"]);
     let addr = puppet.addr();

@@ -3,6 +3,7 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 
+use crate::h1::with_length;
 use crate::message::{Answer, Request};
 use crate::puppet::{Puppet, WIRES, Wire, ran};
 
@@ -181,7 +182,7 @@ async fn a_body_that_the_status_forbids_is_not_given_again() {
             .header("x-puppet-body", "illegal");
         // What the first client gets is between the handler and the HTTP library.
         let mut connection = puppet.h1().await;
-        connection.write(&crate::h1::with_length(&request)).await;
+        connection.write(&with_length(&request)).await;
         let first = connection.head().await.expect("an answer");
         assert_eq!(first.status.to_string(), status);
         for wire in WIRES {
@@ -201,10 +202,12 @@ async fn a_body_that_the_status_forbids_is_not_given_again() {
 #[tokio::test]
 async fn trailers_are_announced_and_given_again() {
     let puppet = Puppet::start(&[]);
-    for (name, content) in [
+    let contents = [
         ("text", ("x-puppet-body", "hello")),
         ("stream", ("x-puppet-stream", "3,1")),
-    ] {
+        ("nothing-else", ("x-puppet-body", "")),
+    ];
+    for (name, content) in contents {
         let request = Request::post("")
             .header("te", "trailers")
             .header(content.0, content.1)
