@@ -8,6 +8,8 @@
 #![cfg(all(feature = "memory", unix))]
 #![allow(dead_code, reason = "the support modules are those of tests/wire.rs")]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "support/h1.rs"]
 mod h1;
 #[path = "support/h2.rs"]

@@ -6,6 +6,8 @@
 
 #![cfg(all(feature = "memory", unix))]
 
+#[path = "support/example.rs"]
+mod example;
 #[path = "support/h1.rs"]
 mod h1;
 #[path = "support/h2.rs"]

@@ -177,10 +177,8 @@ impl H1 {
 
     /// `false` if the connection has ended, in whichever way.
     async fn fill(&mut self) -> bool {
-        let mut buffer = [0; 16 * 1024];
-        let read = patient("reading", self.stream.read(&mut buffer)).await;
-        let read = read.unwrap_or(0);
-        self.unread.extend_from_slice(&buffer[..read]);
+        let read = self.stream.read_buf(&mut self.unread);
+        let read = patient("reading", read).await.unwrap_or(0);
         read > 0
     }
 }

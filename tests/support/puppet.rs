@@ -8,6 +8,7 @@ use std::sync::OnceLock;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::example::example;
 use super::h1::H1;
 use super::h2::H2;
 use super::message::{Answer, Request};
@@ -187,45 +188,7 @@ fn command(flags: &[&str]) -> Command {
     command
 }
 
-/// The puppet, built as this test was built. Cargo builds examples for `cargo test`, but not for
-/// `cargo test --test wire`, and an old one would prove nothing.
 fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
-    BINARY.get_or_init(|| {
-        // target/PROFILE/deps/wire-…
-        let test = std::env::current_exe().expect("a path");
-        let directory = test.ancestors().nth(2).expect("a profile's directory");
-        let target = directory.parent().expect("a target directory");
-        let profile = match directory.file_name().and_then(|name| name.to_str()) {
-            Some("debug") => "dev",
-            Some(profile) => profile,
-            None => panic!("{} has no name", directory.display()),
-        };
-        let built = Command::new(env!("CARGO"))
-            .args(["build", "--quiet", "--example", "puppet"])
-            .args([
-                "--manifest-path",
-                concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"),
-            ])
-            .args(["--profile", profile])
-            .args(["--no-default-features", "--features", &features()])
-            .arg("--target-dir")
-            .arg(target)
-            .status();
-        assert!(built.expect("cargo runs").success(), "the puppet builds");
-        directory.join("examples").join("puppet")
-    })
-}
-
-/// The features that this test was built with, so that nothing has to be built twice.
-fn features() -> String {
-    let features = [
-        ("axum", cfg!(feature = "axum")),
-        ("memory", cfg!(feature = "memory")),
-        ("metrics", cfg!(feature = "metrics")),
-        ("testing", cfg!(feature = "testing")),
-        ("tracing", cfg!(feature = "tracing")),
-    ];
-    let on = features.into_iter().filter(|(_, on)| *on);
-    on.map(|(name, _)| name).collect::<Vec<_>>().join(",")
+    BINARY.get_or_init(|| example("puppet"))
 }

@@ -137,7 +137,7 @@ async fn a_handler_whose_client_left_reaches_its_end_once_and_the_retry_gets_its
                 .header("x-puppet-header", format!("location: /charges/{name}"))
                 .header("x-puppet-delay-ms", delay.to_string());
             leave(&puppet, how, &request, async || {
-                puppet.until_started(&name, 1).await
+                puppet.until_started(&name, 1).await;
             })
             .await;
             let left = puppet.count(&name).await;
@@ -213,7 +213,7 @@ async fn an_answer_that_nobody_read_is_there_for_the_retry() {
             .key(&name)
             .header("x-puppet-status", "201");
         leave(&puppet, how, &request, async || {
-            puppet.until_finished(&name, 1).await
+            puppet.until_finished(&name, 1).await;
         })
         .await;
         for wire in WIRES {
@@ -236,7 +236,7 @@ async fn a_streamed_answer_is_read_to_its_end_although_its_client_left() {
             .header("x-puppet-stream", "10,30");
         // The handler has returned, and its body is being held.
         leave(&puppet, how, &request, async || {
-            puppet.until_finished(&name, 1).await
+            puppet.until_finished(&name, 1).await;
         })
         .await;
         let again = puppet.send(Wire::H1, &request).await;
