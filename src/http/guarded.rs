@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderMap, HeaderValue, TRAILER};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRAILER};
 use http::request::Parts;
 use http::{HeaderName, Request, Response, StatusCode};
 use http_body::Body;
@@ -357,7 +357,7 @@ async fn settle<R>(
 where
     R: Body<Data = Bytes> + Send + 'static,
 {
-    let (parts, body) = response.into_parts();
+    let (mut parts, body) = response.into_parts();
     let word = parts.extensions.get::<RetentionOverride>();
     let disposition = match word {
         // A protocol switch hands the connection over: there is no message to keep.
@@ -403,8 +403,19 @@ where
         End::OverLimit(rest) => (Some(rest), None),
         End::Broken(error) => (None, Some(error)),
     };
+    if let (None, None) = (&rest, &error) {
+        correct_length(&mut parts.headers, held.frames.len());
+    }
     let body = ResponseBody::held(held.frames, held.trailers, rest, error);
     answer(config, settled, parts, body)
+}
+
+/// A handler may declare another length than it produced. The whole body is known now, and it is
+/// what the record says; hyper would panic or break the connection over the difference.
+fn correct_length(headers: &mut HeaderMap, bytes: usize) {
+    if header::declared_length(headers).is_some_and(|declared| declared != bytes as u64) {
+        headers.remove(CONTENT_LENGTH);
+    }
 }
 
 /// Whether the head already tells that the body cannot or must not be kept.
@@ -532,6 +543,9 @@ fn answer<R: Body<Data = Bytes>>(
         Settled::NotSaved => Some(header::NOT_SAVED),
     };
     let mut response = Response::from_parts(parts, body);
+    // A handler that passes another service's answer on may pass its marker on too; but this answer
+    // is no replay.
+    response.headers_mut().remove(&config.marker);
     if let Some(mark) = mark {
         response.headers_mut().insert(header::RESULT, mark);
     }
