@@ -81,16 +81,20 @@ impl<T: Send + 'static> Drop for Detachable<T> {
         let unfinished = self.future.take().filter(|_| !self.polling);
         match (unfinished, self.runtime.take()) {
             (Some(future), Some(runtime)) => {
-                let detached = DetachedTask {
+                let tracker = Arc::clone(&self.tracker);
+                tracker.detached.fetch_add(1, Ordering::Relaxed);
+                runtime.spawn(DetachedTask {
                     future,
                     span: self.span.clone(),
-                    tracker: Arc::clone(&self.tracker),
-                };
-                self.tracker.detached.fetch_add(1, Ordering::Relaxed);
-                runtime.spawn(detached);
+                    _counted: CountedDetached(tracker),
+                });
             }
             // Finished, unwinding, or nowhere to go on: what is left unsaid ages with its lease.
-            _ => self.tracker.leave(),
+            (unfinished, _) => {
+                // Before it is counted as gone: its own drop may begin background work.
+                drop(unfinished);
+                self.tracker.leave();
+            }
         }
     }
 }
@@ -98,7 +102,9 @@ impl<T: Send + 'static> Drop for Detachable<T> {
 struct DetachedTask<T> {
     future: BoxFuture<T>,
     span: RequestSpan,
-    tracker: Arc<Tracker>,
+    // Last, so that the future is dropped before it is counted as gone: its own drop may begin
+    // background work.
+    _counted: CountedDetached,
 }
 
 impl<T> Future for DetachedTask<T> {
@@ -112,10 +118,12 @@ impl<T> Future for DetachedTask<T> {
     }
 }
 
-impl<T> Drop for DetachedTask<T> {
+struct CountedDetached(Arc<Tracker>);
+
+impl Drop for CountedDetached {
     fn drop(&mut self) {
-        self.tracker.detached.fetch_sub(1, Ordering::Relaxed);
-        self.tracker.leave();
+        self.0.detached.fetch_sub(1, Ordering::Relaxed);
+        self.0.leave();
     }
 }
 
@@ -164,23 +172,29 @@ impl Tracker {
         }
     }
 
+    /// Counts something until the value is dropped.
+    pub(crate) fn count(self: &Arc<Self>) -> Counted {
+        self.enter();
+        Counted(Arc::clone(self))
+    }
+
     /// Starts background work that belongs to no connection. Without a runtime it does not run.
     pub(crate) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        self.enter();
-        let left = LeaveOnDrop(Arc::clone(self));
+        let counted = self.count();
         runtime.spawn(async move {
             work.await;
-            drop(left);
+            drop(counted);
         });
     }
 }
 
-struct LeaveOnDrop(Arc<Tracker>);
+/// Something that must finish before the process may end.
+pub(crate) struct Counted(Arc<Tracker>);
 
-impl Drop for LeaveOnDrop {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.leave();
     }
