@@ -19,6 +19,8 @@ mod run;
 mod scope;
 pub mod store;
 mod telemetry;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod time_limit;
 
 pub use admission::{Admission, AdmitError, Holder, Replay, Settled};
