@@ -193,7 +193,7 @@ impl Heartbeat {
                 news.then_some(Fault::ClaimLost)
             }
             Answer::Failed => {
-                slot.due = Instant::now() + (lease / 12).min(Duration::from_secs(1));
+                slot.due = Instant::now() + pause(lease);
                 Some(Fault::NotRenewed)
             }
         };
@@ -278,6 +278,17 @@ impl Drop for Beating {
     }
 }
 
+/// By how much a renewal may come early to be made together with others.
+fn slack(lease: Duration) -> Duration {
+    (lease / 30).min(Duration::from_millis(500))
+}
+
+/// How long to wait after a renewal that failed. More than the slack, or it would be asked for again
+/// at once.
+fn pause(lease: Duration) -> Duration {
+    (lease / 12).min(Duration::from_secs(1))
+}
+
 async fn beat(mut beating: Beating) {
     let mut renewals = JoinSet::new();
     loop {
@@ -287,7 +298,7 @@ async fn beat(mut beating: Beating) {
         };
         let (now, lease) = (Instant::now(), engine.settings.lease);
         let room = CONCURRENT - renewals.len();
-        let look = engine.heartbeat.look(now, lease / 30, room);
+        let look = engine.heartbeat.look(now, slack(lease), room);
         look.report();
         if look.over {
             // The registry noted the end under its lock; a task that was started since is not ours

@@ -11,3 +11,4 @@ mod events;
 mod odd;
 
 mod admitting;
+mod heartbeat;

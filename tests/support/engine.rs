@@ -105,5 +105,7 @@ pub async fn record(engine: &Engine) -> Option<Record> {
 
 /// How many tasks the runtime has.
 pub fn tasks() -> usize {
-    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+    tokio::runtime::Handle::current()
+        .metrics()
+        .num_alive_tasks()
 }
