@@ -11,4 +11,6 @@ mod events;
 mod odd;
 
 mod admitting;
+mod claim_faults;
 mod heartbeat;
+mod settling;
