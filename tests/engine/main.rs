@@ -11,6 +11,7 @@ mod events;
 mod odd;
 
 mod admitting;
+mod attempt;
 mod claim_faults;
 mod heartbeat;
 mod settling;
