@@ -338,3 +338,78 @@ async fn renew(engine: Arc<Engine>, renewal: Renewal) {
     };
     engine.heartbeat.renewed(&renewal, asked, lease, answer);
 }
+
+#[cfg(all(test, feature = "memory"))]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::admission::Admission;
+    use crate::attempt::AttemptGuard;
+    use crate::fingerprint::Fingerprint;
+    use crate::idempotency::Idempotency;
+    use crate::scope::ScopedKey;
+    use crate::store::MemoryStore;
+
+    type TestEngine = Idempotency<MemoryStore>;
+
+    async fn begin(engine: &TestEngine, key: usize) -> AttemptGuard {
+        let key = ScopedKey::join("heartbeat", "", &key.to_string());
+        match engine.admit(&key, Fingerprint::of(&[])).await {
+            Ok(Admission::First(attempt)) => attempt,
+            other => panic!("not the first: {other:?}"),
+        }
+    }
+
+    /// Places in all, places in use, and whether the task runs.
+    fn registry(engine: &TestEngine) -> (usize, usize, bool) {
+        let registry = engine.engine.heartbeat.lock();
+        let used = registry.slots.iter().flatten().count();
+        assert_eq!(registry.slots.len(), used + registry.free.len());
+        (registry.slots.len(), used, registry.beating)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ten_thousand_attempts_leave_nothing_behind() {
+        let engine = Idempotency::new(MemoryStore::new());
+        let lease = engine.engine.settings.lease;
+        for n in 0..5_000 {
+            drop(begin(&engine, n).await);
+            assert_eq!(registry(&engine), (1, 0, true));
+        }
+        sleep(lease).await;
+        assert_eq!(registry(&engine), (0, 0, false));
+
+        let mut attempts = Vec::new();
+        for n in 5_000..10_000 {
+            attempts.push(begin(&engine, n).await);
+        }
+        sleep(lease).await;
+        assert_eq!(registry(&engine), (5_000, 5_000, true));
+        drop(attempts);
+        sleep(lease).await;
+        assert_eq!(registry(&engine), (0, 0, false));
+        assert_eq!(engine.engine.heartbeat.lock().slots.capacity(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_became_free_is_used_again() {
+        let engine = Idempotency::new(MemoryStore::new());
+        let (first, second) = (begin(&engine, 1).await, begin(&engine, 2).await);
+        drop(first);
+        assert_eq!(registry(&engine), (2, 1, true));
+        let third = begin(&engine, 3).await;
+        assert_eq!(registry(&engine), (2, 2, true));
+        drop((second, third));
+    }
+
+    #[test]
+    fn a_failed_renewal_is_not_due_at_once_whatever_the_lease() {
+        let mut lease = Duration::from_millis(1);
+        while lease < crate::idempotency::LONGEST {
+            assert!(slack(lease) < pause(lease), "{lease:?}");
+            assert!(pause(lease) < lease / 3, "{lease:?}");
+            lease *= 2;
+        }
+    }
+}
