@@ -84,6 +84,6 @@ pub enum Settled {
     /// The claim was lost, and no outcome stands.
     ClaimLost,
     /// The store did not acknowledge in time. The engine goes on trying in the background until the
-    /// lease ends.
+    /// lease ends, unless the store refused for a reason that no repetition mends.
     NotSaved,
 }

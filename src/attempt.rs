@@ -11,7 +11,9 @@ use tokio::sync::Notify;
 
 use crate::admission::Settled;
 use crate::claim::Claim;
+use crate::detach::Counted;
 use crate::error::StoreError;
+use crate::fingerprint::Fingerprint;
 use crate::idempotency::{Closing, Engine};
 use crate::key::IdempotencyKey;
 use crate::outcome::Outcome;
@@ -44,6 +46,7 @@ pub struct Attempt {
 pub(crate) struct Inner {
     engine: Arc<Engine>,
     claim: Claim,
+    fingerprint: Fingerprint,
     notes: Mutex<Notes>,
     lost: AtomicBool,
     lost_signal: Notify,
@@ -184,6 +187,10 @@ impl Inner {
         &self.claim
     }
 
+    pub(crate) fn fingerprint(&self) -> &Fingerprint {
+        &self.fingerprint
+    }
+
     pub(crate) fn mark_lost(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             self.lost_signal.notify_waiters();
@@ -220,19 +227,23 @@ impl Inner {
 pub struct AttemptGuard {
     attempt: Attempt,
     slot: usize,
-    open: bool,
+    /// How the attempt ends if the guard is dropped now; `None` once it is settled.
+    unsettled: Option<Closing>,
+    _counted: Option<Counted>,
 }
 
 impl AttemptGuard {
     pub(crate) fn new(
         engine: &Arc<Engine>,
         claim: Claim,
+        fingerprint: Fingerprint,
         notes: Notes,
         asked: tokio::time::Instant,
     ) -> Self {
         let inner = Arc::new(Inner {
             engine: Arc::clone(engine),
             claim,
+            fingerprint,
             notes: Mutex::new(notes),
             lost: AtomicBool::new(false),
             lost_signal: Notify::new(),
@@ -241,8 +252,14 @@ impl AttemptGuard {
         Self {
             attempt: Attempt { inner },
             slot,
-            open: true,
+            unsettled: Some(Closing::Abandon),
+            _counted: None,
         }
+    }
+
+    /// Lets the attempt count as running until the guard is gone.
+    pub(crate) fn count(&mut self, counted: Counted) {
+        self._counted = Some(counted);
     }
 
     /// What the handler is given.
@@ -252,6 +269,8 @@ impl AttemptGuard {
 
     /// The attempt ended with this outcome: record it. It is kept as long as the engine's retention
     /// says.
+    ///
+    /// Dropping the future does not take the word back: recording goes on in the background.
     pub async fn complete(self, outcome: Outcome) -> Settled {
         self.close(Closing::Complete {
             outcome,
@@ -260,7 +279,8 @@ impl AttemptGuard {
         .await
     }
 
-    /// The attempt did nothing that lasts: free the key.
+    /// The attempt did nothing that lasts: free the key. Dropping the future does not take the word
+    /// back.
     pub async fn release(self) -> Settled {
         self.close(Closing::Release).await
     }
@@ -272,9 +292,9 @@ impl AttemptGuard {
 
     pub(crate) async fn close(mut self, closing: Closing) -> Settled {
         let inner = Arc::clone(&self.attempt.inner);
-        // Still renewed while the store is asked, and no longer when it is done.
-        let settled = inner.engine.close(&inner, closing, self.slot).await;
-        self.open = false;
+        self.unsettled = Some(closing.clone());
+        let settled = inner.engine.close(&inner, &closing, self.slot).await;
+        self.unsettled = None;
         settled
     }
 }
@@ -282,9 +302,9 @@ impl AttemptGuard {
 impl Drop for AttemptGuard {
     fn drop(&mut self) {
         let inner = &self.attempt.inner;
-        inner.engine.heartbeat.deregister(self.slot, inner);
-        if self.open {
-            inner.engine.abandon_in_background(inner);
+        let held_until = inner.engine.heartbeat.deregister(self.slot, inner);
+        if let Some(closing) = self.unsettled.take() {
+            inner.engine.close_dropped(inner, closing, held_until);
         }
     }
 }

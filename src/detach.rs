@@ -81,16 +81,20 @@ impl<T: Send + 'static> Drop for Detachable<T> {
         let unfinished = self.future.take().filter(|_| !self.polling);
         match (unfinished, self.runtime.take()) {
             (Some(future), Some(runtime)) => {
-                let detached = DetachedTask {
+                let tracker = Arc::clone(&self.tracker);
+                tracker.detached.fetch_add(1, Ordering::Relaxed);
+                runtime.spawn(DetachedTask {
                     future,
                     span: self.span.clone(),
-                    tracker: Arc::clone(&self.tracker),
-                };
-                self.tracker.detached.fetch_add(1, Ordering::Relaxed);
-                runtime.spawn(detached);
+                    _counted: CountedDetached(tracker),
+                });
             }
             // Finished, unwinding, or nowhere to go on: what is left unsaid ages with its lease.
-            _ => self.tracker.leave(),
+            (unfinished, _) => {
+                // Before it is counted as gone: its own drop may begin background work.
+                drop(unfinished);
+                self.tracker.leave();
+            }
         }
     }
 }
@@ -98,7 +102,9 @@ impl<T: Send + 'static> Drop for Detachable<T> {
 struct DetachedTask<T> {
     future: BoxFuture<T>,
     span: RequestSpan,
-    tracker: Arc<Tracker>,
+    // Last, so that the future is dropped before it is counted as gone: its own drop may begin
+    // background work.
+    _counted: CountedDetached,
 }
 
 impl<T> Future for DetachedTask<T> {
@@ -112,10 +118,12 @@ impl<T> Future for DetachedTask<T> {
     }
 }
 
-impl<T> Drop for DetachedTask<T> {
+struct CountedDetached(Arc<Tracker>);
+
+impl Drop for CountedDetached {
     fn drop(&mut self) {
-        self.tracker.detached.fetch_sub(1, Ordering::Relaxed);
-        self.tracker.leave();
+        self.0.detached.fetch_sub(1, Ordering::Relaxed);
+        self.0.leave();
     }
 }
 
@@ -164,23 +172,29 @@ impl Tracker {
         }
     }
 
+    /// Counts something until the value is dropped.
+    pub(crate) fn count(self: &Arc<Self>) -> Counted {
+        self.enter();
+        Counted(Arc::clone(self))
+    }
+
     /// Starts background work that belongs to no connection. Without a runtime it does not run.
     pub(crate) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        self.enter();
-        let left = LeaveOnDrop(Arc::clone(self));
+        let counted = self.count();
         runtime.spawn(async move {
             work.await;
-            drop(left);
+            drop(counted);
         });
     }
 }
 
-struct LeaveOnDrop(Arc<Tracker>);
+/// Something that must finish before the process may end.
+pub(crate) struct Counted(Arc<Tracker>);
 
-impl Drop for LeaveOnDrop {
+impl Drop for Counted {
     fn drop(&mut self) {
         self.0.leave();
     }
@@ -201,4 +215,259 @@ pub(crate) async fn catch_panic<T>(future: impl Future<Output = T>) -> Result<T,
         }
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+    use std::time::Duration;
+
+    use futures_util::FutureExt;
+    use tokio::runtime::{Builder, Runtime};
+    use tokio::time::{Instant, sleep, timeout};
+
+    use super::*;
+    use crate::scope::ScopedKey;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Work that says how far it came, and whether it was dropped.
+    #[derive(Clone, Default)]
+    struct Work {
+        begun: Arc<AtomicBool>,
+        ended: Arc<AtomicBool>,
+        held: Arc<()>,
+    }
+
+    impl Work {
+        fn of(&self, seconds: u32) -> impl Future<Output = u32> + Send + use<> {
+            let work = self.clone();
+            async move {
+                work.begun.store(true, Ordering::SeqCst);
+                sleep(SECOND * seconds).await;
+                work.ended.store(true, Ordering::SeqCst);
+                drop(work);
+                seconds
+            }
+        }
+
+        fn has_begun(&self) -> bool {
+            self.begun.load(Ordering::SeqCst)
+        }
+
+        fn has_ended(&self) -> bool {
+            self.ended.load(Ordering::SeqCst)
+        }
+
+        fn is_dropped(&self) -> bool {
+            Arc::strong_count(&self.held) == 1
+        }
+    }
+
+    fn detachable<T: Send + 'static>(
+        tracker: &Arc<Tracker>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Detachable<T> {
+        let span = RequestSpan::new("test", &ScopedKey::join("test", "", "k"));
+        Detachable::new(Arc::clone(tracker), span, work)
+    }
+
+    fn counts(tracker: &Tracker) -> (usize, usize) {
+        (tracker.running(), tracker.detached())
+    }
+
+    fn paused_runtime() -> Runtime {
+        let mut builder = Builder::new_current_thread();
+        builder.enable_time().start_paused(true).build().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_awaited_is_done_in_place() {
+        let (tracker, work) = (Arc::default(), Work::default());
+        let tasks = || Handle::current().metrics().num_alive_tasks();
+        let done = detachable(&tracker, work.of(2)).await;
+        assert_eq!((done, tasks()), (2, 0));
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_dropped_before_its_first_poll_never_begins() {
+        let (tracker, work) = (Arc::default(), Work::default());
+        let detached = detachable(&tracker, work.of(2));
+        assert_eq!(counts(&tracker), (0, 0));
+        drop(detached);
+        sleep(10 * SECOND).await;
+        assert!(work.is_dropped() && !work.has_begun());
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_dropped_later_goes_on() {
+        let (tracker, work) = (Arc::default(), Work::default());
+        let given_up = timeout(SECOND, detachable(&tracker, work.of(3))).await;
+        assert!(given_up.is_err());
+        assert_eq!(counts(&tracker), (1, 1));
+        let dropped = Instant::now();
+        tracker.idle().await;
+        assert_eq!(dropped.elapsed(), 2 * SECOND);
+        assert!(work.has_ended() && work.is_dropped());
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_has_ended_is_not_begun_again_by_its_drop() {
+        let (tracker, work) = (Arc::default(), Work::default());
+        let mut detached = Box::pin(detachable(&tracker, work.of(1)));
+        (&mut detached).await;
+        assert_eq!(counts(&tracker), (1, 0));
+        drop(detached);
+        assert_eq!(counts(&tracker), (0, 0));
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_panicked_is_not_polled_again() {
+        let tracker = Arc::default();
+        let panicking = detachable(&tracker, async {
+            tokio::task::yield_now().await;
+            panic!("in the work");
+        });
+        let caught = AssertUnwindSafe(panicking).catch_unwind().await;
+        assert!(caught.is_err());
+        assert_eq!(counts(&tracker), (0, 0));
+        assert_eq!(Handle::current().metrics().num_alive_tasks(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_dropped_by_the_panic_of_something_else_goes_on() {
+        let (tracker, work) = (Arc::default(), Work::default());
+        let detached = detachable(&tracker, work.of(3));
+        let connection = async {
+            let panicking = async {
+                sleep(SECOND).await;
+                panic!("beside the work");
+            };
+            tokio::join!(detached, panicking)
+        };
+        assert!(AssertUnwindSafe(connection).catch_unwind().await.is_err());
+        assert_eq!(counts(&tracker), (1, 1));
+        tracker.idle().await;
+        assert!(work.has_ended());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_without_a_client_ends_the_count() {
+        let tracker = Arc::default();
+        let panicking = detachable(&tracker, async {
+            sleep(2 * SECOND).await;
+            panic!("in the work");
+        });
+        let given_up: Result<(), _> = timeout(SECOND, panicking).await;
+        assert!(given_up.is_err());
+        assert_eq!(counts(&tracker), (1, 1));
+        tracker.idle().await;
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[test]
+    fn what_is_dropped_on_a_thread_without_a_runtime_goes_on_where_it_began() {
+        let runtime = paused_runtime();
+        let (tracker, work) = (Arc::default(), Work::default());
+        let mut detached = Box::pin(detachable(&tracker, work.of(1)));
+        runtime.block_on(async {
+            assert!((&mut detached).now_or_never().is_none());
+        });
+        thread::spawn(move || drop(detached)).join().unwrap();
+        assert_eq!(counts(&tracker), (1, 1));
+        runtime.block_on(tracker.idle());
+        assert!(work.has_ended());
+    }
+
+    #[test]
+    fn what_began_on_no_runtime_ends_with_its_drop() {
+        let (tracker, work) = (Arc::default(), Work::default());
+        let held = work.clone();
+        let mut waiting = Box::pin(detachable(&tracker, async move {
+            std::future::pending::<()>().await;
+            drop(held);
+        }));
+        assert!((&mut waiting).now_or_never().is_none());
+        assert_eq!(counts(&tracker), (1, 0));
+        drop(waiting);
+        assert!(work.is_dropped());
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[test]
+    fn what_outlives_its_runtime_ends_with_its_drop() {
+        let runtime = paused_runtime();
+        let (tracker, work) = (Arc::default(), Work::default());
+        let mut detached = Box::pin(detachable(&tracker, work.of(1)));
+        runtime.block_on(async {
+            assert!((&mut detached).now_or_never().is_none());
+        });
+        drop(runtime);
+        drop(detached);
+        assert!(work.is_dropped() && !work.has_ended());
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[test]
+    fn what_goes_on_ends_with_its_runtime() {
+        let runtime = paused_runtime();
+        let (tracker, work) = (Arc::default(), Work::default());
+        runtime.block_on(async {
+            let given_up = timeout(SECOND, detachable(&tracker, work.of(3))).await;
+            assert!(given_up.is_err());
+        });
+        assert_eq!(counts(&tracker), (1, 1));
+        drop(runtime);
+        assert!(work.is_dropped() && !work.has_ended());
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_wakes_everybody_when_the_last_one_leaves() {
+        let tracker = Arc::<Tracker>::default();
+        let (first, second) = (tracker.count(), tracker.count());
+        let waiting: Vec<_> = (0..10)
+            .map(|_| {
+                let tracker = Arc::clone(&tracker);
+                tokio::spawn(async move { tracker.idle().await })
+            })
+            .collect();
+        sleep(SECOND).await;
+        drop(first);
+        sleep(SECOND).await;
+        assert!(waiting.iter().all(|waiting| !waiting.is_finished()));
+        drop(second);
+        for waiting in waiting {
+            waiting.await.unwrap();
+        }
+        tracker.idle().await;
+    }
+
+    #[test]
+    fn background_work_needs_a_runtime() {
+        let (tracker, work) = (Arc::<Tracker>::default(), Work::default());
+        let left = work.of(1);
+        tracker.spawn(async move {
+            left.await;
+        });
+        assert!(work.is_dropped());
+        assert_eq!(counts(&tracker), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_handed_over_and_anything_else_is_passed_on() {
+        assert_eq!(catch_panic(async { 7 }).await.unwrap(), 7);
+        let payload = catch_panic(async {
+            tokio::task::yield_now().await;
+            panic!("in the work");
+        })
+        .await
+        .unwrap_err();
+        assert_eq!(payload.downcast_ref(), Some(&"in the work"));
+    }
 }

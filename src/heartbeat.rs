@@ -1,17 +1,18 @@
 //! Renews every live claim of an engine from one task.
 //!
 //! An attempt that ends before a third of its lease is over never meets the task. The task is
-//! started with the first claim, sleeps until the next renewal is due, and ends when it wakes up
-//! with nothing to do.
+//! started with the first claim, on the runtime of that claim, sleeps until there is something to do,
+//! and ends when it wakes up with nothing to do.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use crate::attempt::Inner;
+use crate::detach::catch_panic;
 use crate::idempotency::Engine;
 use crate::store::Fenced;
 use crate::telemetry::{self, Fault};
@@ -36,13 +37,20 @@ struct Registry {
 
 struct Slot {
     attempt: Arc<Inner>,
-    /// When to renew or look next.
+    /// When to renew next.
     due: Instant,
     /// Until when the claim is ours for sure.
     held_until: Instant,
     /// After this it is renewed no more.
     limit: Instant,
-    exhausted: bool,
+    /// A renewal is under way.
+    renewing: bool,
+    /// The attempt is being settled: if it is, a refused renewal says nothing new.
+    closing: bool,
+    /// It is renewed no more.
+    ended: bool,
+    /// The attempt was told that its claim is lost.
+    told: bool,
 }
 
 impl std::fmt::Debug for Slot {
@@ -69,22 +77,41 @@ impl Heartbeat {
             due: asked + settings.lease / 3,
             held_until: asked + settings.lease,
             limit: asked + settings.attempt_limit,
-            exhausted: false,
+            renewing: false,
+            closing: false,
+            ended: false,
+            told: false,
         };
         let mut registry = self.lock();
+        let mut start = None;
         if !registry.beating {
             let Ok(runtime) = Handle::try_current() else {
                 return NONE;
             };
             registry.beating = true;
-            runtime.spawn(beat(Beating(Some(Arc::downgrade(engine)))));
+            start = Some(runtime);
         }
-        if let Some(index) = registry.free.pop() {
+        let index = if let Some(index) = registry.free.pop() {
             registry.slots[index] = Some(slot);
             index
         } else {
             registry.slots.push(Some(slot));
             registry.slots.len() - 1
+        };
+        drop(registry);
+        // Without the lock: a runtime that is shutting down drops the task at once, and its drop
+        // locks.
+        if let Some(runtime) = start {
+            runtime.spawn(beat(Beating(Some(Arc::downgrade(engine)))));
+        }
+        index
+    }
+
+    /// The store is about to be told how `attempt` ended. It is renewed meanwhile, but that a
+    /// renewal is refused from here on may just mean that the store has heard.
+    pub(crate) fn closing(&self, index: usize, attempt: &Arc<Inner>) {
+        if let Some(slot) = self.lock().slot(index, attempt) {
+            slot.closing = true;
         }
     }
 
@@ -92,101 +119,138 @@ impl Heartbeat {
     /// time it is called.
     pub(crate) fn deregister(&self, index: usize, attempt: &Arc<Inner>) -> Option<Instant> {
         let mut registry = self.lock();
-        let slot = registry.slots.get_mut(index)?;
-        // The slot may be another attempt's by now.
-        if !slot
-            .as_ref()
-            .is_some_and(|slot| Arc::ptr_eq(&slot.attempt, attempt))
-        {
-            return None;
-        }
-        let held_until = slot.take().map(|slot| slot.held_until);
+        let held_until = registry.slot(index, attempt)?.held_until;
+        let slot = registry.slots[index].take();
         registry.free.push(index);
-        held_until
+        drop(registry);
+        // Without the lock, like everything that may be somebody else's code.
+        drop(slot);
+        Some(held_until)
     }
 
-    /// The attempts to renew now, or when to look again; `None` when there is nothing to do.
-    fn next(&self, now: Instant, slack: Duration) -> Option<Result<Vec<Due>, Instant>> {
+    /// What is to be done now, with at most `room` renewals, and when to look again.
+    fn look(&self, now: Instant, slack: Duration, room: usize) -> Look {
+        let mut look = Look::default();
+        let (mut empty, mut idle) = (true, true);
         let mut registry = self.lock();
-        let mut earliest: Option<Instant> = None;
-        let mut due = Vec::new();
         for (index, slot) in registry.slots.iter_mut().enumerate() {
             let Some(slot) = slot else { continue };
+            empty = false;
+            if now >= slot.held_until && !slot.told {
+                slot.told = true;
+                look.lost.push(Arc::clone(&slot.attempt));
+            }
+            if now >= slot.limit && !slot.ended {
+                slot.ended = true;
+                look.exhausted.push(Arc::clone(&slot.attempt));
+            }
+            idle &= slot.told && slot.ended && !slot.renewing;
+            if !slot.told {
+                look.again_at(slot.held_until);
+            }
+            if slot.ended || slot.renewing {
+                continue;
+            }
             if slot.due > now + slack {
-                earliest = Some(earliest.map_or(slot.due, |at| at.min(slot.due)));
-                continue;
+                look.again_at(slot.due);
+            } else if look.due.len() < room {
+                slot.renewing = true;
+                let attempt = Arc::clone(&slot.attempt);
+                look.due.push(Renewal { index, attempt });
             }
-            if now >= slot.held_until {
-                slot.attempt.mark_lost();
-            }
-            if now >= slot.limit && !slot.exhausted {
-                slot.exhausted = true;
-                let claim = slot.attempt.claim();
-                telemetry::fault(Fault::AttemptLimit, claim.key(), claim.attempt());
-            }
-            if slot.exhausted {
-                // Looked at once more, when the lease is over and the claim counts as lost.
-                slot.due = if now < slot.held_until {
-                    slot.held_until
-                } else {
-                    now + FAR_AWAY
-                };
-                earliest = Some(earliest.map_or(slot.due, |at| at.min(slot.due)));
-                continue;
-            }
-            due.push(Due {
-                index,
-                attempt: Arc::clone(&slot.attempt),
-            });
+            // Without room its turn comes when one of those under way ends.
         }
-        if !due.is_empty() {
-            return Some(Ok(due));
-        }
-        if earliest.is_none() {
-            // Nothing is held: end, and let the next claim start a new task. A registry that grew in
-            // a burst gives its memory back here.
-            registry.beating = false;
+        if empty {
+            // A registry that grew in a burst gives its memory back here.
             registry.slots = Vec::new();
             registry.free = Vec::new();
         }
-        earliest.map(Err)
+        if idle {
+            // Noted under the lock, so that the next claim starts a new task.
+            registry.beating = false;
+            look.over = true;
+        }
+        look
     }
 
     /// Notes the answer to a renewal that was asked for at `asked`.
-    fn renewed(&self, renewal: &Due, asked: Instant, lease: Duration, answer: Renewal) {
+    fn renewed(&self, renewal: &Renewal, asked: Instant, lease: Duration, answer: Answer) {
         let mut registry = self.lock();
-        let Some(Some(slot)) = registry.slots.get_mut(renewal.index) else {
+        let Some(slot) = registry.slot(renewal.index, &renewal.attempt) else {
             return;
         };
-        if !Arc::ptr_eq(&slot.attempt, &renewal.attempt) {
-            return;
-        }
-        match answer {
-            Renewal::Applied => {
+        slot.renewing = false;
+        let fault = match answer {
+            Answer::Applied => {
                 slot.held_until = asked + lease;
                 slot.due = asked + lease / 3;
+                None
             }
-            Renewal::Lost => {
-                slot.attempt.mark_lost();
-                slot.exhausted = true;
-                slot.due = asked + FAR_AWAY;
+            Answer::Lost => {
+                slot.ended = true;
+                let news = !slot.closing && !slot.told;
+                slot.told = true;
+                news.then_some(Fault::ClaimLost)
             }
-            Renewal::Failed => {
-                slot.due = Instant::now() + (lease / 12).min(Duration::from_secs(1));
+            Answer::Failed => {
+                slot.due = Instant::now() + pause(lease);
+                Some(Fault::NotRenewed)
             }
+        };
+        drop(registry);
+        match fault {
+            Some(Fault::ClaimLost) => renewal.attempt.mark_lost(),
+            Some(fault) => {
+                let claim = renewal.attempt.claim();
+                telemetry::fault(fault, claim.key(), claim.attempt());
+            }
+            None => {}
         }
     }
 }
 
-/// Longer than any attempt, and far from overflowing a clock.
-const FAR_AWAY: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+impl Registry {
+    /// The slot of this attempt; by now the place may be another one's.
+    fn slot(&mut self, index: usize, attempt: &Arc<Inner>) -> Option<&mut Slot> {
+        let slot = self.slots.get_mut(index)?.as_mut()?;
+        Arc::ptr_eq(&slot.attempt, attempt).then_some(slot)
+    }
+}
 
-struct Due {
+/// What one look into the registry found.
+#[derive(Default)]
+struct Look {
+    due: Vec<Renewal>,
+    lost: Vec<Arc<Inner>>,
+    exhausted: Vec<Arc<Inner>>,
+    /// When something is to be done next, if nothing is registered until then.
+    again: Option<Instant>,
+    /// Nothing is left to do.
+    over: bool,
+}
+
+impl Look {
+    fn again_at(&mut self, at: Instant) {
+        self.again = Some(self.again.map_or(at, |again| again.min(at)));
+    }
+
+    fn report(&self) {
+        for attempt in &self.exhausted {
+            let claim = attempt.claim();
+            telemetry::fault(Fault::AttemptLimit, claim.key(), claim.attempt());
+        }
+        for attempt in &self.lost {
+            attempt.mark_lost();
+        }
+    }
+}
+
+struct Renewal {
     index: usize,
     attempt: Arc<Inner>,
 }
 
-enum Renewal {
+enum Answer {
     Applied,
     Lost,
     Failed,
@@ -204,61 +268,148 @@ impl Beating {
 
 impl Drop for Beating {
     fn drop(&mut self) {
-        if let Some(engine) = self.engine() {
-            engine.heartbeat.lock().beating = false;
+        let Some(engine) = self.engine() else { return };
+        let mut registry = engine.heartbeat.lock();
+        registry.beating = false;
+        // Those went with the task.
+        for slot in registry.slots.iter_mut().flatten() {
+            slot.renewing = false;
         }
     }
 }
 
+/// By how much a renewal may come early to be made together with others.
+fn slack(lease: Duration) -> Duration {
+    (lease / 30).min(Duration::from_millis(500))
+}
+
+/// How long to wait after a renewal that failed. More than the slack, or it would be asked for again
+/// at once.
+fn pause(lease: Duration) -> Duration {
+    (lease / 12).min(Duration::from_secs(1))
+}
+
 async fn beat(mut beating: Beating) {
+    let mut renewals = JoinSet::new();
     loop {
+        while renewals.try_join_next().is_some() {}
         let Some(engine) = beating.engine() else {
             return;
         };
         let (now, lease) = (Instant::now(), engine.settings.lease);
-        match engine.heartbeat.next(now, lease / 30) {
+        let room = CONCURRENT - renewals.len();
+        let look = engine.heartbeat.look(now, slack(lease), room);
+        look.report();
+        if look.over {
             // The registry noted the end under its lock; a task that was started since is not ours
             // to report.
-            None => {
-                beating.0 = None;
-                return;
-            }
-            Some(Err(at)) => {
-                // Not held while asleep: an engine that nobody uses any more may go.
-                drop(engine);
-                // A claim that arrives meanwhile may be due sooner, by as long as its store call
-                // took; so never sleep long.
-                sleep_until(at.min(now + lease / 6)).await;
-            }
-            Some(Ok(due)) => renew_all(&engine, due).await,
+            beating.0 = None;
+            return;
+        }
+        for renewal in look.due {
+            renewals.spawn(renew(Arc::clone(&engine), renewal));
+        }
+        // Not held while asleep: an engine that nobody uses any more may go.
+        drop(engine);
+        // A claim that arrives meanwhile may be due sooner, by as long as its store call took; so
+        // never sleep long.
+        let at = now + lease / 6;
+        let at = look.again.map_or(at, |again| again.min(at));
+        if renewals.is_empty() {
+            sleep_until(at).await;
+        } else {
+            // Not one after the other: a renewal that hangs holds up nobody.
+            let _ = timeout_at(at, renewals.join_next()).await;
         }
     }
 }
 
-async fn renew_all(engine: &Arc<Engine>, due: Vec<Due>) {
-    let mut renewals = JoinSet::new();
-    for renewal in due {
-        if renewals.len() >= CONCURRENT {
-            renewals.join_next().await;
+async fn renew(engine: Arc<Engine>, renewal: Renewal) {
+    let lease = engine.settings.lease;
+    let claim = renewal.attempt.claim();
+    let asked = Instant::now();
+    let limit = engine.settings.store_timeout.min(lease / 3);
+    let renewed = engine.call_within(limit, "renew", engine.store.renew(claim, lease));
+    let answer = match catch_panic(renewed).await {
+        Ok(Ok(Fenced::Applied)) => Answer::Applied,
+        Ok(Ok(Fenced::ClaimLost)) => Answer::Lost,
+        // A store that panics has not answered either.
+        Ok(Err(_)) | Err(_) => Answer::Failed,
+    };
+    engine.heartbeat.renewed(&renewal, asked, lease, answer);
+}
+
+#[cfg(all(test, feature = "memory"))]
+mod tests {
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::admission::Admission;
+    use crate::attempt::AttemptGuard;
+    use crate::fingerprint::Fingerprint;
+    use crate::idempotency::Idempotency;
+    use crate::scope::ScopedKey;
+    use crate::store::MemoryStore;
+
+    type TestEngine = Idempotency<MemoryStore>;
+
+    async fn begin(engine: &TestEngine, key: usize) -> AttemptGuard {
+        let key = ScopedKey::join("heartbeat", "", &key.to_string());
+        match engine.admit(&key, Fingerprint::of(&[])).await {
+            Ok(Admission::First(attempt)) => attempt,
+            other => panic!("not the first: {other:?}"),
         }
-        let engine = Arc::clone(engine);
-        renewals.spawn(async move {
-            let lease = engine.settings.lease;
-            let claim = renewal.attempt.claim();
-            let asked = Instant::now();
-            // A renewal that hangs must not hold up those that are due after it.
-            let limit = engine.settings.store_timeout.min(lease / 3);
-            let renewed = engine.store.renew(claim, lease);
-            let answer = match engine.call_within(limit, "renew", renewed).await {
-                Ok(Fenced::Applied) => Renewal::Applied,
-                Ok(Fenced::ClaimLost) => Renewal::Lost,
-                Err(_) => {
-                    telemetry::fault(Fault::NotRenewed, claim.key(), claim.attempt());
-                    Renewal::Failed
-                }
-            };
-            engine.heartbeat.renewed(&renewal, asked, lease, answer);
-        });
     }
-    while renewals.join_next().await.is_some() {}
+
+    /// Places in all, places in use, and whether the task runs.
+    fn registry(engine: &TestEngine) -> (usize, usize, bool) {
+        let registry = engine.engine.heartbeat.lock();
+        let used = registry.slots.iter().flatten().count();
+        assert_eq!(registry.slots.len(), used + registry.free.len());
+        (registry.slots.len(), used, registry.beating)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ten_thousand_attempts_leave_nothing_behind() {
+        let engine = Idempotency::new(MemoryStore::new());
+        let lease = engine.engine.settings.lease;
+        for n in 0..5_000 {
+            drop(begin(&engine, n).await);
+            assert_eq!(registry(&engine), (1, 0, true));
+        }
+        sleep(lease).await;
+        assert_eq!(registry(&engine), (0, 0, false));
+
+        let mut attempts = Vec::new();
+        for n in 5_000..10_000 {
+            attempts.push(begin(&engine, n).await);
+        }
+        sleep(lease).await;
+        assert_eq!(registry(&engine), (5_000, 5_000, true));
+        drop(attempts);
+        sleep(lease).await;
+        assert_eq!(registry(&engine), (0, 0, false));
+        assert_eq!(engine.engine.heartbeat.lock().slots.capacity(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_that_became_free_is_used_again() {
+        let engine = Idempotency::new(MemoryStore::new());
+        let (first, second) = (begin(&engine, 1).await, begin(&engine, 2).await);
+        drop(first);
+        assert_eq!(registry(&engine), (2, 1, true));
+        let third = begin(&engine, 3).await;
+        assert_eq!(registry(&engine), (2, 2, true));
+        drop((second, third));
+    }
+
+    #[test]
+    fn a_failed_renewal_is_not_due_at_once_whatever_the_lease() {
+        let mut lease = Duration::from_millis(1);
+        while lease < crate::idempotency::LONGEST {
+            assert!(slack(lease) < pause(lease), "{lease:?}");
+            assert!(pause(lease) < lease / 3, "{lease:?}");
+            lease *= 2;
+        }
+    }
 }

@@ -4,7 +4,6 @@
 
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,7 +72,13 @@ impl<S: Store> Idempotency<S> {
         key: &ScopedKey,
         fingerprint: Fingerprint,
     ) -> Result<Admission, AdmitError> {
-        self.engine.admit(key, fingerprint).await
+        // No response future stands for this attempt, so it is counted by itself.
+        let counted = self.engine.tracker.count();
+        let mut admission = self.engine.admit(key, fingerprint).await?;
+        if let Admission::First(attempt) = &mut admission {
+            attempt.count(counted);
+        }
+        Ok(admission)
     }
 
     /// Waits until the attempt that holds `key` has changed, or for `max`; then
@@ -152,7 +157,6 @@ impl<S: Store> From<S> for Idempotency<S> {
 pub struct IdempotencyBuilder<S> {
     store: Arc<S>,
     settings: Settings,
-    marker: PhantomData<S>,
 }
 
 impl<S: Store> IdempotencyBuilder<S> {
@@ -160,7 +164,6 @@ impl<S: Store> IdempotencyBuilder<S> {
         Self {
             store: Arc::new(store),
             settings: Settings::default(),
-            marker: PhantomData,
         }
     }
 
@@ -378,6 +381,11 @@ impl Closing {
         }
     }
 
+    /// Whether `standing` is what this closing records, by a call whose reply was lost.
+    fn is_recorded_by(&self, standing: &Outcome) -> bool {
+        matches!(self, Self::Complete { outcome, .. } if outcome == standing)
+    }
+
     async fn apply(&self, store: &dyn Store, claim: &Claim) -> Result<Completion, StoreError> {
         let fenced = match self {
             Self::Complete { outcome, retention } => {
@@ -448,11 +456,16 @@ impl Engine {
             request: &request,
             acknowledged: false,
         };
-        let (asked, claimed) = self.claim(&request).await.map_err(AdmitError::Store)?;
-        asking.acknowledged = true;
+        let answered = self.claim(&request).await;
+        asking.acknowledged = match &answered {
+            Ok(_) => true,
+            // A record that cannot be read is left as it is: nothing was granted.
+            Err(error) => error.kind() == StoreErrorKind::Corrupt,
+        };
+        let (asked, claimed) = answered.map_err(AdmitError::Store)?;
         match claimed {
             Claimed::Acquired { claim, notes } => {
-                let attempt = AttemptGuard::new(self, claim, notes, asked);
+                let attempt = AttemptGuard::new(self, claim, fingerprint, notes, asked);
                 Ok(Admission::First(attempt))
             }
             Claimed::Existing(record) => judge(record, &fingerprint).map_err(AdmitError::Store),
@@ -506,22 +519,27 @@ impl Engine {
     pub(crate) async fn close(
         self: &Arc<Self>,
         attempt: &Arc<Inner>,
-        closing: Closing,
+        closing: &Closing,
         slot: usize,
     ) -> Settled {
         let claim = attempt.claim();
         let deadline = Instant::now() + self.settings.complete_wait;
-        let result = self.insist(claim, &closing, deadline).await;
-        let held_until = self.heartbeat.deregister(slot, attempt);
+        let mut held_until = None;
+        if matches!(closing, Closing::Abandon) {
+            // A renewal would let the lease start anew.
+            held_until = self.heartbeat.deregister(slot, attempt);
+        } else {
+            self.heartbeat.closing(slot, attempt);
+        }
+        let result = self.insist(claim, closing, deadline).await;
+        let held_until = self.heartbeat.deregister(slot, attempt).or(held_until);
         let settled = match result {
             Ok(Completion::Recorded) => Settled::Recorded,
-            Ok(Completion::Standing(outcome)) => match &closing {
-                // Our own, from a call whose reply was lost.
-                Closing::Complete { outcome: own, .. } if *own == outcome => Settled::Recorded,
-                _ => Settled::Standing(outcome),
-            },
-            Ok(Completion::ClaimLost) => {
-                let standing = self.standing(claim).await;
+            Ok(Completion::Standing(outcome)) if closing.is_recorded_by(&outcome) => {
+                Settled::Recorded
+            }
+            Ok(Completion::Standing(_) | Completion::ClaimLost) => {
+                let standing = self.standing(attempt).await;
                 if standing.is_none() {
                     attempt.mark_lost();
                 }
@@ -530,8 +548,7 @@ impl Engine {
             Err(error) => {
                 telemetry::fault(Fault::NotSaved, claim.key(), claim.attempt());
                 if error.is_transient() {
-                    let until = held_until.unwrap_or(deadline);
-                    self.close_in_background(claim.clone(), closing.clone(), until);
+                    self.keep_closing(claim.clone(), closing.clone(), held_until);
                 }
                 Settled::NotSaved
             }
@@ -568,30 +585,88 @@ impl Engine {
         }
     }
 
-    fn close_in_background(self: &Arc<Self>, claim: Claim, closing: Closing, until: Instant) {
+    /// An attempt was dropped before it was settled.
+    pub(crate) fn close_dropped(
+        self: &Arc<Self>,
+        attempt: &Arc<Inner>,
+        closing: Closing,
+        held_until: Option<Instant>,
+    ) {
+        let claim = attempt.claim();
+        if matches!(closing, Closing::Abandon) {
+            telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
+        }
+        self.keep_closing(claim.clone(), closing, held_until);
+    }
+
+    /// Goes on with a closing move in the background, until the lease ends.
+    fn keep_closing(self: &Arc<Self>, claim: Claim, closing: Closing, held_until: Option<Instant>) {
         let engine = Arc::clone(self);
+        let until = held_until.unwrap_or_else(|| Instant::now() + self.settings.lease);
         self.tracker.spawn(async move {
-            // Once at least, also when the lease is over: as long as nobody took the key over, the
-            // record can still be mended.
-            let until = until.max(Instant::now() + engine.settings.store_timeout);
-            if engine.insist(&claim, &closing, until).await.is_err() {
+            let closed = engine.insist_once_at_least(&claim, &closing, until).await;
+            let fault = match closed {
+                Ok(Completion::Recorded) => return,
+                Ok(Completion::Standing(outcome)) if closing.is_recorded_by(&outcome) => return,
+                Ok(_) if matches!(closing, Closing::Complete { .. }) => Fault::ClaimLost,
+                // Somebody else holds the key: there is nothing to free.
+                Ok(_) => return,
+                Err(_) => Fault::Unreleased,
+            };
+            telemetry::fault(fault, claim.key(), claim.attempt());
+        });
+    }
+
+    /// Nobody works under a claim that was not acknowledged: frees it, if it stands.
+    fn free_in_background(self: &Arc<Self>, request: &ClaimRequest) {
+        // Stores compare the owner alone, and the attempt of an unanswered claim is unknown.
+        let claim = Claim::new(request.key.clone(), request.owner, 0);
+        let closing = match request.on_abandoned {
+            OnAbandoned::Hold => Closing::Release,
+            // It may be a takeover: a release would forget the checkpoints of the attempt before.
+            OnAbandoned::Rerun => Closing::Abandon,
+        };
+        let engine = Arc::clone(self);
+        let until = Instant::now() + request.lease;
+        self.tracker.spawn(async move {
+            let mut freed = engine.insist_once_at_least(&claim, &closing, until).await;
+            if freed.is_ok() {
+                // The claim may have been on its way still, behind the move that freed it.
+                let pause = engine.settings.store_timeout;
+                sleep(pause).await;
+                freed = engine
+                    .insist_once_at_least(&claim, &closing, until + pause)
+                    .await;
+            }
+            if freed.is_err() {
                 telemetry::fault(Fault::Unreleased, claim.key(), claim.attempt());
             }
         });
     }
 
-    /// An attempt was dropped without a word.
-    pub(crate) fn abandon_in_background(self: &Arc<Self>, attempt: &Arc<Inner>) {
-        let claim = attempt.claim();
-        telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
-        let until = Instant::now() + self.settings.lease;
-        self.close_in_background(claim.clone(), Closing::Abandon, until);
+    /// [`insist`](Self::insist), also when `until` has passed: as long as nobody took the key over,
+    /// the record can still be mended.
+    async fn insist_once_at_least(
+        &self,
+        claim: &Claim,
+        closing: &Closing,
+        until: Instant,
+    ) -> Result<Completion, StoreError> {
+        let until = until.max(Instant::now() + self.settings.store_timeout);
+        self.insist(claim, closing, until).await
     }
 
-    /// The outcome that stands for a claim that was lost, if there is one.
-    async fn standing(&self, claim: &Claim) -> Option<Outcome> {
-        let record = self.call("lookup", self.store.lookup(claim.key())).await;
-        match record.ok().flatten()?.state {
+    /// The outcome that stands for a request whose claim was lost, if there is one.
+    async fn standing(&self, attempt: &Inner) -> Option<Outcome> {
+        let key = attempt.claim().key();
+        let record = self.call("lookup", self.store.lookup(key)).await;
+        let record = record.ok().flatten()?;
+        // Where the record was erased meanwhile, the key may be another request's, or another
+        // caller's, by now.
+        if record.fingerprint.compare(attempt.fingerprint()) != FingerprintMatch::Same {
+            return None;
+        }
+        match record.state {
             State::Completed { outcome, .. } => Some(outcome),
             _ => None,
         }
@@ -616,17 +691,9 @@ struct Asking<'a> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        if self.acknowledged {
-            return;
+        if !self.acknowledged {
+            self.engine.free_in_background(self.request);
         }
-        let ClaimRequest {
-            key, owner, lease, ..
-        } = self.request;
-        // Stores compare the owner alone, and the attempt of an unanswered claim is unknown.
-        let claim = Claim::new(key.clone(), *owner, 0);
-        let until = Instant::now() + *lease;
-        self.engine
-            .close_in_background(claim, Closing::Release, until);
     }
 }
 

@@ -52,7 +52,7 @@ pub(crate) enum Fault {
     NotSaved,
     /// An attempt ended without anybody knowing how.
     Unknown,
-    /// A claim without acknowledgement could not be freed before its lease ended.
+    /// A claim could not be settled or freed before its lease ended.
     Unreleased,
     /// A renewal did not get through.
     NotRenewed,
@@ -79,7 +79,7 @@ impl Fault {
                 "an outcome could not be recorded in time; trying on in the background"
             }
             Self::Unknown => "an attempt ended without a known outcome: reconcile the key",
-            Self::Unreleased => "a claim could not be freed and ages into an unknown outcome",
+            Self::Unreleased => "a claim could not be settled and ages into an unknown outcome",
             Self::NotRenewed => "a lease could not be renewed; trying again",
             Self::AttemptLimit => "an attempt runs past the attempt limit and is renewed no more",
         }

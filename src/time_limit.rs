@@ -48,3 +48,61 @@ impl<F: Future> Future for Within<F> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn, ready};
+
+    use futures_util::FutureExt;
+    use tokio::time::Instant;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    #[test]
+    fn work_that_is_ready_needs_no_timer_and_no_runtime() {
+        let output = within(LIMIT, ready(7)).now_or_never().unwrap();
+        assert_eq!(output.unwrap(), 7);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_ends_in_time_is_awaited() {
+        let output = within(LIMIT, sleep(LIMIT / 2)).await;
+        assert!(output.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_does_not_end_is_given_up_at_the_limit() {
+        let begun = Instant::now();
+        let output = within(LIMIT, pending::<()>()).await;
+        assert!(output.is_err());
+        assert_eq!(begun.elapsed(), LIMIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_limit_counts_from_the_first_poll() {
+        let limited = within(LIMIT, pending::<()>());
+        sleep(2 * LIMIT).await;
+        let begun = Instant::now();
+        assert!(limited.await.is_err());
+        assert_eq!(begun.elapsed(), LIMIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_ends_at_the_limit_has_ended() {
+        let begun = Instant::now();
+        // Ready in the same poll in which the timer is.
+        let work = poll_fn(|_| match begun.elapsed() < LIMIT {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        });
+        assert!(within(LIMIT, work).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_limit_overflows_the_clock() {
+        let output = within(Duration::MAX, sleep(LIMIT)).await;
+        assert!(output.is_ok());
+    }
+}
