@@ -4,5 +4,19 @@
 
 #[path = "support/app.rs"]
 mod app;
+
+// The request.
+#[path = "http/fingerprint.rs"]
+mod fingerprint;
+#[path = "http/key.rs"]
+mod key;
+#[path = "http/limits.rs"]
+mod limits;
+#[path = "http/methods.rs"]
+mod methods;
+#[path = "http/scope.rs"]
+mod scope;
+
+// The response.
 #[path = "http/problems.rs"]
 mod problems;

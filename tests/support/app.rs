@@ -4,15 +4,17 @@
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Extensions, HeaderMap, Method, Request, Response, StatusCode};
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::{Semaphore, mpsc};
 use tower::util::BoxCloneSyncService;
@@ -419,6 +421,29 @@ pub fn fed() -> (mpsc::UnboundedSender<Step>, Body) {
     let (sender, mut receiver) = mpsc::unbounded_channel();
     let stream = futures_util::stream::poll_fn(move |cx| receiver.poll_recv(cx));
     (sender, Body::new(StreamBody::new(stream)))
+}
+
+/// A body that promises a length and must not be read.
+pub struct Unread {
+    pub at_least: u64,
+}
+
+impl http_body::Body for Unread {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        panic!("the body was read");
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = SizeHint::new();
+        hint.set_lower(self.at_least);
+        hint
+    }
 }
 
 /// Holds handlers up until the test lets them go.

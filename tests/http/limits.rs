@@ -1,0 +1,114 @@
+//! The largest bodies of requests, and bodies that break off.
+
+use axum::body::Body;
+use tower_idempotency::ProblemKind;
+
+use crate::app::{App, Unread, broken, data, fed, paid, pay, post, steps};
+
+const DEFAULT: usize = 2 * 1024 * 1024;
+
+#[tokio::test]
+async fn the_limit_is_inclusive() {
+    let app = App::with(|s| s.request_limit(8), paid);
+    assert_eq!(app.send(pay("in").body("12345678")).await.status, 201);
+    let answer = app.send(pay("out").body("123456789")).await;
+    answer.assert_problem(ProblemKind::BodyTooLarge);
+    assert_eq!(app.runs(), 1);
+    assert!(app.record("out").await.is_none());
+}
+
+#[tokio::test]
+async fn the_limit_is_two_mebibytes_by_default() {
+    let app = App::new(|call| async move { call.body.len().to_string() });
+    let largest = app.send(pay("in").body(vec![0; DEFAULT])).await;
+    assert_eq!(largest.text(), DEFAULT.to_string());
+    let answer = app.send(pay("out").body(vec![0; DEFAULT + 1])).await;
+    answer.assert_problem(ProblemKind::BodyTooLarge);
+}
+
+#[tokio::test]
+async fn a_body_of_unknown_length_is_counted_as_it_arrives() {
+    let app = App::with(|s| s.request_limit(6), paid);
+    let fits = pay("in").stream(steps([data("123"), data("456")]));
+    assert_eq!(app.send(fits).await.status, 201);
+    let exceeds = pay("out").stream(steps([data("123"), data("4567")]));
+    app.send(exceeds)
+        .await
+        .assert_problem(ProblemKind::BodyTooLarge);
+    assert_eq!(app.runs(), 1);
+}
+
+#[tokio::test]
+async fn what_comes_after_the_limit_is_not_read() {
+    let app = App::with(|s| s.request_limit(2), paid);
+    let (feed, body) = fed();
+    feed.send(data("123")).unwrap();
+    // The sender is still there: reading on would never end.
+    let answer = app.send(pay("k").stream(body)).await;
+    answer.assert_problem(ProblemKind::BodyTooLarge);
+    drop(feed);
+}
+
+#[tokio::test]
+async fn a_declared_length_over_the_limit_is_refused_before_the_body_is_read() {
+    let app = App::with(|s| s.request_limit(8), paid);
+    let request = pay("k")
+        .header("content-length", "9")
+        .stream(steps([broken()]));
+    app.send(request)
+        .await
+        .assert_problem(ProblemKind::BodyTooLarge);
+}
+
+#[tokio::test]
+async fn a_length_that_the_body_knows_is_refused_before_it_is_read() {
+    let app = App::with(|s| s.request_limit(8), paid);
+    // Would be an error if it were read; its length is known from its hint alone.
+    let body = Body::new(Limited::new(Full::from("123456789"), 1));
+    app.send(pay("k").stream(body))
+        .await
+        .assert_problem(ProblemKind::BodyTooLarge);
+}
+
+#[tokio::test]
+async fn a_body_that_breaks_off_claims_nothing() {
+    let app = App::new(paid);
+    let request = pay("k").stream(steps([data("half"), broken()]));
+    app.send(request)
+        .await
+        .assert_problem(ProblemKind::BodyUnreadable);
+    assert_eq!(app.runs(), 0);
+    assert!(app.store().is_empty());
+    // The same key with the whole body, as the refusal advises.
+    assert_eq!(app.send(pay("k")).await.text(), "run 1");
+}
+
+#[tokio::test]
+async fn a_request_without_a_key_is_not_limited() {
+    let app = App::with(
+        |s| s.request_limit(1),
+        |call| async move { call.body.len().to_string() },
+    );
+    assert_eq!(app.send(post("/pay").body("123456789")).await.text(), "9");
+}
+
+#[tokio::test]
+async fn an_empty_body_is_within_a_limit_of_zero() {
+    let app = App::with(|s| s.request_limit(0), paid);
+    assert_eq!(app.send(post("/pay").key("k")).await.status, 201);
+    app.send(pay("l").body("1"))
+        .await
+        .assert_problem(ProblemKind::BodyTooLarge);
+}
+
+#[tokio::test]
+async fn frames_and_trailers_reach_the_handler() {
+    use crate::app::trailers;
+    let app = App::new(|call| async move {
+        let sum = call.trailers.unwrap();
+        format!("{:?} {}", call.body, sum["x-sum"].to_str().unwrap())
+    });
+    let body = steps([data("ab"), data("cd"), trailers("x-sum", "42")]);
+    let answer = app.send(pay("k").stream(body)).await;
+    assert_eq!(answer.text(), "b\"abcd\" 42");
+}
