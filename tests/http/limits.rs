@@ -63,8 +63,7 @@ async fn a_declared_length_over_the_limit_is_refused_before_the_body_is_read() {
 #[tokio::test]
 async fn a_length_that_the_body_knows_is_refused_before_it_is_read() {
     let app = App::with(|s| s.request_limit(8), paid);
-    // Would be an error if it were read; its length is known from its hint alone.
-    let body = Body::new(Limited::new(Full::from("123456789"), 1));
+    let body = Body::new(Unread { at_least: 9 });
     app.send(pay("k").stream(body))
         .await
         .assert_problem(ProblemKind::BodyTooLarge);
