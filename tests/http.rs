@@ -18,5 +18,11 @@ mod methods;
 mod scope;
 
 // The response.
+#[path = "http/bodies.rs"]
+mod bodies;
 #[path = "http/problems.rs"]
 mod problems;
+#[path = "http/replay.rs"]
+mod replay;
+#[path = "http/retention.rs"]
+mod retention;
