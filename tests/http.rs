@@ -26,3 +26,7 @@ mod problems;
 mod replay;
 #[path = "http/retention.rs"]
 mod retention;
+
+// What may come between.
+#[path = "http/faults.rs"]
+mod faults;
