@@ -28,5 +28,9 @@ mod replay;
 mod retention;
 
 // What may come between.
+#[path = "http/disconnect.rs"]
+mod disconnect;
 #[path = "http/faults.rs"]
 mod faults;
+#[path = "http/in_flight.rs"]
+mod in_flight;

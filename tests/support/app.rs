@@ -123,11 +123,20 @@ impl App {
     }
 
     /// Sends a request and leaves the answer's body alone.
-    pub async fn call(
+    pub fn call<Q: Into<Request<Body>>>(
         &self,
-        request: impl Into<Request<Body>>,
-    ) -> Result<Response<Body>, BoxError> {
-        self.service.clone().oneshot(request.into()).await
+        request: Q,
+    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + use<Q> {
+        self.service.clone().oneshot(request.into())
+    }
+
+    /// Calls the service, and gives its future back before it is polled.
+    pub async fn begin<Q: Into<Request<Body>>>(
+        &self,
+        request: Q,
+    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + use<Q> {
+        let mut service = self.service.clone();
+        service.ready().await.unwrap().call(request.into())
     }
 
     /// How often the handler was begun.
