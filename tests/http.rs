@@ -34,3 +34,15 @@ mod disconnect;
 mod faults;
 #[path = "http/in_flight.rs"]
 mod in_flight;
+#[path = "http/layers.rs"]
+mod layers;
+#[path = "http/time.rs"]
+mod time;
+
+// What its owners see of it.
+#[path = "http/handler.rs"]
+mod handler;
+#[path = "http/policy.rs"]
+mod policy;
+#[path = "http/settings.rs"]
+mod settings;

@@ -160,27 +160,23 @@ impl App {
 }
 
 /// A handler as a service that counts its runs.
-pub fn counted<H, F, R>(
+pub fn counted<B, H, F, R>(
     runs: &Arc<AtomicUsize>,
     handler: H,
-) -> impl Service<
-    Request<RequestBody<Body>>,
-    Response = Response<Body>,
-    Error = Infallible,
-    Future: Send,
->
+) -> impl Service<Request<B>, Response = Response<Body>, Error = Infallible, Future: Send>
 + Clone
 + Send
 + Sync
 + 'static
-+ use<H, F, R>
++ use<B, H, F, R>
 where
+    B: http_body::Body<Data = Bytes, Error: Debug> + Send + 'static,
     H: Fn(Call) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = R> + Send + 'static,
     R: IntoResponse,
 {
     let runs = Arc::clone(runs);
-    tower::service_fn(move |request: Request<RequestBody<Body>>| {
+    tower::service_fn(move |request: Request<B>| {
         let (runs, handler) = (Arc::clone(&runs), handler.clone());
         async move {
             let run = runs.fetch_add(1, Ordering::SeqCst) + 1;
