@@ -42,7 +42,13 @@ mod time;
 // What its owners see of it.
 #[path = "http/handler.rs"]
 mod handler;
+#[cfg(feature = "metrics")]
+#[path = "http/metrics.rs"]
+mod metrics;
 #[path = "http/policy.rs"]
 mod policy;
 #[path = "http/settings.rs"]
 mod settings;
+#[cfg(feature = "tracing")]
+#[path = "http/tracing.rs"]
+mod tracing;
