@@ -170,6 +170,8 @@ pin_project! {
             rest: Option<Pin<Box<R>>>,
             // What ended the body while it was read.
             error: Option<R::Error>,
+            // Whether there was time to send what came before the error.
+            paused: bool,
         },
     }
 }
@@ -193,6 +195,7 @@ impl<R: Body> ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                paused: false,
             },
         }
     }
@@ -217,9 +220,17 @@ impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                paused,
             } => {
                 if let Some(frame) = next_held(frames, trailers) {
                     return Poll::Ready(Some(Ok(frame)));
+                }
+                if error.is_some() && !*paused {
+                    // hyper sends what it has when a body is not ready, and drops it when a body
+                    // fails: without a pause the client would not even see the head.
+                    *paused = true;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
                 if let Some(error) = error.take() {
                     return Poll::Ready(Some(Err(error)));
@@ -240,6 +251,7 @@ impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                ..
             } => {
                 frames.is_empty()
                     && trailers.is_none()
@@ -257,6 +269,7 @@ impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                ..
             } => {
                 let held = frames.len() as u64;
                 let mut hint = SizeHint::new();
