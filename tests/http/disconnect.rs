@@ -199,10 +199,9 @@ async fn a_detached_attempt_that_ends_badly_frees_or_keeps_its_key_as_any_other(
 fn dropped_on_a_thread_without_a_runtime_it_finds_its_way_home() {
     let runtime = runtime();
     let held = defaults();
-    let call = runtime.block_on(async {
-        let mut call = Box::pin(held.app.call(pay("k")));
+    let mut call = Box::pin(held.app.call(pay("k")));
+    runtime.block_on(async {
         assert!(futures_util::poll!(call.as_mut()).is_pending());
-        call
     });
     std::thread::spawn(move || drop(call)).join().unwrap();
     runtime.block_on(async {
@@ -239,7 +238,6 @@ async fn too_many_detached_attempts_refuse_new_ones_and_let_them_in_again() {
     refused.assert_problem(ProblemKind::Overloaded);
     assert_eq!(held.app.runs(), 2);
     assert!(held.app.record("c").await.is_none());
-    // What needs no claim passes.
     held.gate.open();
     held.gate.open();
     assert!(held.app.idempotency.drain().await);

@@ -21,8 +21,8 @@ use tower::util::BoxCloneSyncService;
 use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt};
 use tower_idempotency::{
     Attempt, Idempotency, IdempotencyBuilder, IdempotencyKey, IdempotencyLayer,
-    IdempotencyLayerBuilder, IdempotencyService, MemoryStore, ProblemKind, Record, Replay,
-    RequestBody, ScopedKey, Store,
+    IdempotencyLayerBuilder, MemoryStore, ProblemKind, Record, Replay, RequestBody, ScopedKey,
+    Store,
 };
 
 /// The layer's settings, as tests change them.
@@ -32,9 +32,9 @@ pub type EngineSettings = IdempotencyBuilder<MemoryStore>;
 
 /// A handler behind the layer.
 #[derive(Clone)]
-pub struct App {
+pub struct App<S = MemoryStore> {
     service: BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>,
-    pub idempotency: Idempotency<MemoryStore>,
+    pub idempotency: Idempotency<S>,
     runs: Arc<AtomicUsize>,
 }
 
@@ -46,7 +46,7 @@ pub struct Call {
     pub trailers: Option<HeaderMap>,
 }
 
-impl App {
+impl App<MemoryStore> {
     /// A handler behind a layer with the defaults.
     pub fn new<H, F, R>(handler: H) -> Self
     where
@@ -82,9 +82,11 @@ impl App {
         let layer = settings(IdempotencyLayer::builder(engine.build().unwrap()));
         Self::behind(&layer.build().unwrap(), handler)
     }
+}
 
+impl<S: Store> App<S> {
     /// A handler behind this layer.
-    pub fn behind<H, F, R>(layer: &IdempotencyLayer<MemoryStore>, handler: H) -> Self
+    pub fn behind<H, F, R>(layer: &IdempotencyLayer<S>, handler: H) -> Self
     where
         H: Fn(Call) -> F + Clone + Send + Sync + 'static,
         F: Future<Output = R> + Send + 'static,
@@ -99,7 +101,7 @@ impl App {
     }
 
     /// Any service behind this layer; its runs are not counted.
-    pub fn around<T>(layer: &IdempotencyLayer<MemoryStore>, inner: T) -> Self
+    pub fn around<T>(layer: &IdempotencyLayer<S>, inner: T) -> Self
     where
         T: Service<Request<RequestBody<Body>>, Response = Response<Body>>,
         T: Clone + Send + Sync + 'static,
@@ -126,7 +128,7 @@ impl App {
     pub fn call<Q: Into<Request<Body>>>(
         &self,
         request: Q,
-    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + use<Q> {
+    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + use<Q, S> {
         self.service.clone().oneshot(request.into())
     }
 
@@ -134,7 +136,7 @@ impl App {
     pub async fn begin<Q: Into<Request<Body>>>(
         &self,
         request: Q,
-    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + use<Q> {
+    ) -> impl Future<Output = Result<Response<Body>, BoxError>> + Send + use<Q, S> {
         let mut service = self.service.clone();
         service.ready().await.unwrap().call(request.into())
     }
@@ -144,7 +146,7 @@ impl App {
         self.runs.load(Ordering::SeqCst)
     }
 
-    pub fn store(&self) -> &MemoryStore {
+    pub fn store(&self) -> &S {
         self.idempotency.store()
     }
 
@@ -482,6 +484,3 @@ impl Gate {
         self.open.add_permits(1);
     }
 }
-
-/// A guarded service whose type tests may need to name.
-pub type Guarded<T> = IdempotencyService<MemoryStore, T>;
