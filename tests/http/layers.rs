@@ -283,6 +283,39 @@ async fn two_layers_around_each_other_keep_their_keys_apart() {
 }
 
 #[tokio::test]
+async fn what_an_inner_layer_refused_is_not_kept_by_an_outer_one() {
+    let store = MemoryStore::new();
+    let layer = |namespace: &str| IdempotencyLayer::builder(store.clone()).namespace(namespace);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let service = ServiceBuilder::new()
+        .layer(layer("outer").build().unwrap())
+        .layer(layer("inner").request_limit(8).build().unwrap())
+        .service(counted(&runs, paid));
+    for _ in 0..2 {
+        let refused = send(&service, pay("k").body("1,000 THB")).await;
+        refused.assert_problem(ProblemKind::BodyTooLarge);
+    }
+    // Nothing ran: the key is free for the corrected request.
+    let first = send(&service, pay("k").body("1 THB")).await;
+    assert_eq!(first.text(), "run 1");
+}
+
+#[tokio::test]
+async fn a_layer_that_was_added_twice_refuses_and_pins_nothing() {
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let runs = Arc::new(AtomicUsize::new(0));
+    let twice = ServiceBuilder::new()
+        .layer(layer.clone())
+        .layer(layer.clone())
+        .service(counted(&runs, paid));
+    send(&twice, pay("k"))
+        .await
+        .assert_problem(ProblemKind::InProgress);
+    let once = App::behind(&layer, paid);
+    assert_eq!(once.send(pay("k")).await.text(), "run 1");
+}
+
+#[tokio::test]
 async fn a_service_of_another_body_type_is_guarded_as_well() {
     use bytes::Bytes;
     use http_body_util::Full;
