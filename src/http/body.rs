@@ -126,7 +126,17 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Request::Passed { body } => body.size_hint(),
-            Request::Held { frames, .. } => SizeHint::with_exact(frames.len() as u64),
+            Request::Held { frames, trailers } => {
+                let held = frames.len() as u64;
+                let mut hint = SizeHint::new();
+                match trailers {
+                    None => hint.set_exact(held),
+                    // A handler that forwards the request would send the length as Content-Length,
+                    // and then no trailers over HTTP/1.1.
+                    Some(_) => hint.set_lower(held),
+                }
+                hint
+            }
         }
     }
 }

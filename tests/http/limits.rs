@@ -111,3 +111,25 @@ async fn frames_and_trailers_reach_the_handler() {
     let answer = app.send(pay("k").stream(body)).await;
     assert_eq!(answer.text(), "b\"abcd\" 42");
 }
+
+#[tokio::test]
+async fn the_handler_is_told_the_length_of_the_body_unless_it_has_trailers() {
+    use crate::app::trailers;
+    use http::{Request, Response};
+    use http_body::Body as _;
+    use tower_idempotency::{IdempotencyLayer, MemoryStore, RequestBody};
+
+    // A handler that forwards the request sends an exact length as Content-Length, and then no
+    // trailers over HTTP/1.1.
+    let hint = |request: Request<RequestBody<Body>>| async move {
+        let hint = request.body().size_hint();
+        let text = format!("{} {:?}", hint.lower(), hint.exact());
+        Ok::<_, std::convert::Infallible>(Response::new(Body::from(text)))
+    };
+    let layer = IdempotencyLayer::new(MemoryStore::new());
+    let app = App::around(&layer, tower::service_fn(hint));
+    let plain = pay("a").stream(steps([data("ab"), data("cd")]));
+    assert_eq!(app.send(plain).await.text(), "4 Some(4)");
+    let with = pay("b").stream(steps([data("abcd"), trailers("x-sum", "42")]));
+    assert_eq!(app.send(with).await.text(), "4 None");
+}
