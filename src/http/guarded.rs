@@ -501,6 +501,13 @@ fn keep(
     let list = &config.never_stored;
     let headers = &parts.headers;
     let kept = |name: &HeaderName| list.keeps(name, headers) && *name != config.marker;
+    let trailers: Option<HeaderMap> = trailers.map(|all| {
+        let lines = all.iter().filter(|(name, _)| kept(name));
+        lines
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    });
+    let trailers = trailers.as_ref();
     telemetry::response_size(frames.len());
     let Some(redact) = &config.redact else {
         let mut single = frames.iter();

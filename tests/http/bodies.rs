@@ -225,6 +225,26 @@ async fn trailers_are_held_kept_announced_and_replayed() {
 }
 
 #[tokio::test]
+async fn trailers_that_belong_to_one_exchange_are_not_replayed() {
+    let mut mixed = http::HeaderMap::new();
+    for (name, value) in [
+        ("x-sum", "42"),
+        ("server-timing", "db;dur=5"),
+        ("set-cookie", "a=1"),
+    ] {
+        mixed.insert(name, value.parse().unwrap());
+    }
+    let body = steps([data("paid"), Ok(Frame::trailers(mixed.clone()))]);
+    let app = app_that_answers(|s| s, body);
+    assert_eq!(app.send(pay("k")).await.trailers.unwrap(), mixed);
+    let retry = app.send(pay("k")).await;
+    assert_eq!(retry.header("trailer"), "x-sum");
+    let trailers = retry.trailers.unwrap();
+    assert_eq!(trailers.len(), 1);
+    assert_eq!(trailers["x-sum"], "42");
+}
+
+#[tokio::test]
 async fn trailers_pass_with_a_response_that_is_not_kept() {
     let app = app_that_answers(
         |s| s.response_limit(3),
