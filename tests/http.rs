@@ -1,47 +1,54 @@
-//! What a client sees of a guarded service.
+//! What a client sees of a guarded service, and what its handler sees of the layer.
+//!
+//! One module per topic; each drives whole requests through the layer over a real memory store.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[path = "support/app.rs"]
+mod app;
 
-use axum::Router;
-use axum::body::Body;
-use axum::routing::post;
-use http::{Request, StatusCode};
-use http_body_util::BodyExt;
-use tower::ServiceExt;
-use tower_idempotency::{IdempotencyLayer, MemoryStore};
+// The request.
+#[path = "http/fingerprint.rs"]
+mod fingerprint;
+#[path = "http/key.rs"]
+mod key;
+#[path = "http/limits.rs"]
+mod limits;
+#[path = "http/methods.rs"]
+mod methods;
+#[path = "http/scope.rs"]
+mod scope;
 
-#[tokio::test]
-async fn the_second_request_gets_the_first_answer() {
-    let runs = Arc::new(AtomicUsize::new(0));
-    let counted = Arc::clone(&runs);
-    let app = Router::new()
-        .route(
-            "/pay",
-            post(move |body: String| async move {
-                let run = counted.fetch_add(1, Ordering::SeqCst);
-                (
-                    StatusCode::CREATED,
-                    [("location", "/1")],
-                    format!("{run} {body}"),
-                )
-            }),
-        )
-        .layer(IdempotencyLayer::new(MemoryStore::new()));
-    for replayed in [false, true] {
-        let request = Request::post("/pay")
-            .header("idempotency-key", "abc")
-            .body(Body::from("hello"))
-            .unwrap();
-        let response = app.clone().oneshot(request).await.unwrap();
-        assert_eq!(response.status(), StatusCode::CREATED);
-        assert_eq!(
-            response.headers().contains_key("idempotency-replayed"),
-            replayed
-        );
-        assert_eq!(response.headers()["location"], "/1");
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        assert_eq!(body, "0 hello");
-    }
-    assert_eq!(runs.load(Ordering::SeqCst), 1);
-}
+// The response.
+#[path = "http/bodies.rs"]
+mod bodies;
+#[path = "http/problems.rs"]
+mod problems;
+#[path = "http/replay.rs"]
+mod replay;
+#[path = "http/retention.rs"]
+mod retention;
+
+// What may come between.
+#[path = "http/disconnect.rs"]
+mod disconnect;
+#[path = "http/faults.rs"]
+mod faults;
+#[path = "http/in_flight.rs"]
+mod in_flight;
+#[path = "http/layers.rs"]
+mod layers;
+#[path = "http/time.rs"]
+mod time;
+
+// What its owners see of it.
+#[path = "http/handler.rs"]
+mod handler;
+#[cfg(feature = "metrics")]
+#[path = "http/metrics.rs"]
+mod metrics;
+#[path = "http/policy.rs"]
+mod policy;
+#[path = "http/settings.rs"]
+mod settings;
+#[cfg(feature = "tracing")]
+#[path = "http/tracing.rs"]
+mod tracing;

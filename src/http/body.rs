@@ -126,7 +126,17 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     fn size_hint(&self) -> SizeHint {
         match &self.kind {
             Request::Passed { body } => body.size_hint(),
-            Request::Held { frames, .. } => SizeHint::with_exact(frames.len() as u64),
+            Request::Held { frames, trailers } => {
+                let held = frames.len() as u64;
+                let mut hint = SizeHint::new();
+                match trailers {
+                    None => hint.set_exact(held),
+                    // A handler that forwards the request would send the length as Content-Length,
+                    // and then no trailers over HTTP/1.1.
+                    Some(_) => hint.set_lower(held),
+                }
+                hint
+            }
         }
     }
 }
@@ -170,6 +180,8 @@ pin_project! {
             rest: Option<Pin<Box<R>>>,
             // What ended the body while it was read.
             error: Option<R::Error>,
+            // Whether there was time to send what came before the error.
+            paused: bool,
         },
     }
 }
@@ -193,6 +205,7 @@ impl<R: Body> ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                paused: false,
             },
         }
     }
@@ -217,9 +230,17 @@ impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                paused,
             } => {
                 if let Some(frame) = next_held(frames, trailers) {
                     return Poll::Ready(Some(Ok(frame)));
+                }
+                if error.is_some() && !*paused {
+                    // hyper sends what it has when a body is not ready, and drops it when a body
+                    // fails: without a pause the client would not even see the head.
+                    *paused = true;
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
                 }
                 if let Some(error) = error.take() {
                     return Poll::Ready(Some(Err(error)));
@@ -240,6 +261,7 @@ impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                ..
             } => {
                 frames.is_empty()
                     && trailers.is_none()
@@ -257,6 +279,7 @@ impl<R: Body<Data = Bytes>> Body for ResponseBody<R> {
                 trailers,
                 rest,
                 error,
+                ..
             } => {
                 let held = frames.len() as u64;
                 let mut hint = SizeHint::new();

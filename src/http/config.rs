@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, StatusCode};
 
-use super::header::NeverStored;
+use super::header::{self, NeverStored};
 use super::problem::{Problem, ProblemKind};
 use super::scope::Scope;
 use crate::fingerprint::FingerprintRecipe;
@@ -104,7 +104,11 @@ pub(crate) struct Config {
 impl Config {
     /// A problem with all the settings' words, before it is made a response.
     pub(crate) fn problem(&self, kind: ProblemKind) -> Problem {
-        Problem::new(kind, self.documentation.as_deref())
+        let mut problem = Problem::new(kind, self.documentation.as_deref());
+        if self.header != header::IDEMPOTENCY_KEY {
+            problem.rename_header(&header::display_name(self.header.as_str()));
+        }
+        problem
     }
 
     /// The response of a problem, after the user's rewording.

@@ -362,6 +362,8 @@ where
     let disposition = match word {
         // A protocol switch hands the connection over: there is no message to keep.
         _ if parts.status == StatusCode::SWITCHING_PROTOCOLS => Disposition::Release,
+        // Another layer of this kind, further in, refused the request: nothing ran.
+        _ if parts.extensions.get::<ProblemKind>().is_some() => Disposition::Release,
         Some(RetentionOverride::NotExecuted) => Disposition::Release,
         Some(RetentionOverride::LeaveUnknown) => Disposition::LeaveUnknown,
         Some(RetentionOverride::Keep | RetentionOverride::Live) => Disposition::Keep,
@@ -510,6 +512,13 @@ fn keep(
     let list = &config.never_stored;
     let headers = &parts.headers;
     let kept = |name: &HeaderName| list.keeps(name, headers) && *name != config.marker;
+    let trailers: Option<HeaderMap> = trailers.map(|all| {
+        let lines = all.iter().filter(|(name, _)| kept(name));
+        lines
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect()
+    });
+    let trailers = trailers.as_ref();
     telemetry::response_size(frames.len());
     let Some(redact) = &config.redact else {
         let mut single = frames.iter();

@@ -119,6 +119,16 @@ fn is_of_one_exchange(name: &str) -> bool {
     }
 }
 
+/// `idempotency-key` as `Idempotency-Key`.
+pub(crate) fn display_name(name: &str) -> String {
+    let words = name.split('-').map(|word| {
+        let mut letters = word.chars();
+        let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+        first.into_iter().chain(letters).collect::<String>()
+    });
+    words.collect::<Vec<_>>().join("-")
+}
+
 /// The declared length of a body, if there is one that can be read.
 pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
     let value = headers.get(CONTENT_LENGTH)?.as_bytes().trim_ascii();

@@ -103,7 +103,7 @@ impl Policy {
             }
         });
         Self {
-            header: display_name(config.header.as_str()),
+            header: header::display_name(config.header.as_str()),
             syntax: match config.syntax {
                 KeySyntax::Lenient => "lenient",
                 KeySyntax::Strict => "strict",
@@ -139,8 +139,8 @@ impl Policy {
                 OnOutage::Reject => "reject",
                 OnOutage::PassThrough => "pass-through",
             },
-            replay_marker: display_name(config.marker.as_str()),
-            error_header: display_name(header::ERROR.as_str()),
+            replay_marker: header::display_name(config.marker.as_str()),
+            error_header: header::display_name(header::ERROR.as_str()),
             headers_not_replayed: config.never_stored.describe(),
             problems: problems.collect(),
             documentation: config.documentation.clone(),
@@ -219,16 +219,6 @@ impl Policy {
         }
         Ok(())
     }
-}
-
-/// `idempotency-key` as `Idempotency-Key`.
-fn display_name(name: &str) -> String {
-    let words = name.split('-').map(|word| {
-        let mut letters = word.chars();
-        let first = letters.next().map(|letter| letter.to_ascii_uppercase());
-        first.into_iter().chain(letters).collect::<String>()
-    });
-    words.collect::<Vec<_>>().join("-")
 }
 
 /// `[401, 403, 500, 501, 502]` as `401, 403, 500–502`.

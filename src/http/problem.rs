@@ -234,6 +234,13 @@ impl Problem {
         }
     }
 
+    /// Lets the texts speak of the header that the layer reads.
+    pub(crate) fn rename_header(&mut self, name: &str) {
+        for text in [&mut self.title, &mut self.detail] {
+            *text = text.replace("Idempotency-Key", name).into();
+        }
+    }
+
     pub(crate) fn into_response(self) -> Response<Bytes> {
         let mut document = Map::new();
         document.insert("type".to_owned(), self.type_uri.into());

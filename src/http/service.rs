@@ -13,6 +13,7 @@ use super::body::{Frames, RequestBody, ResponseBody};
 use super::config::{Config, MissingKey};
 use super::future::ResponseFuture;
 use super::guarded::{Guarded, guard};
+use super::header;
 use super::problem::{Problem, ProblemKind};
 use crate::idempotency::Idempotency;
 use crate::key::{KeyAdvice, KeyError, decode_headers};
@@ -130,8 +131,8 @@ impl<S: Store, T> IdempotencyService<S, T> {
         };
         let invalid = |error: &KeyError| {
             let mut problem = refuse(ProblemKind::InvalidKey, Answered::InvalidKey);
-            problem.detail =
-                format!("The {} header cannot be used: {error}.", config.header).into();
+            let name = header::display_name(config.header.as_str());
+            problem.detail = format!("The {name} header cannot be used: {error}.").into();
             let reason = error.reason().into();
             problem.extensions.insert("reason".to_owned(), reason);
             problem
@@ -140,9 +141,7 @@ impl<S: Store, T> IdempotencyService<S, T> {
             .map_err(|error| invalid(&error))?;
         let Some(key) = key else {
             return if config.missing_key == MissingKey::Reject {
-                let mut problem = refuse(ProblemKind::MissingKey, Answered::MissingKey);
-                problem.title = format!("{} is missing", config.header).into();
-                Err(problem)
+                Err(refuse(ProblemKind::MissingKey, Answered::MissingKey))
             } else if is_early_data(&parts.headers) {
                 Err(refuse(ProblemKind::TooEarly, Answered::Rejected))
             } else {
