@@ -161,9 +161,8 @@ impl Attempt {
     /// Returns when the claim is lost; never otherwise. Race long work against it.
     pub async fn claim_lost(&self) {
         loop {
+            // Hears of everything from here on, before it is polled.
             let signal = self.inner.lost_signal.notified();
-            tokio::pin!(signal);
-            signal.as_mut().enable();
             if self.is_claim_lost() {
                 return;
             }

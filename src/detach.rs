@@ -161,10 +161,9 @@ impl Tracker {
     /// Returns when nothing runs.
     pub(crate) async fn idle(&self) {
         loop {
+            // Hears of everything from here on, before it is polled: made before the count is read,
+            // so that the last one to leave is not missed.
             let idle = self.idle.notified();
-            tokio::pin!(idle);
-            // Registered before the count is read, so that the last one to leave is not missed.
-            idle.as_mut().enable();
             if self.running() == 0 {
                 return;
             }

@@ -42,6 +42,7 @@ pub enum FingerprintMatch {
 const RECIPE: usize = 4;
 const REQUEST: usize = 32;
 const CALLER: usize = 16;
+const CALLER_AT: usize = RECIPE + REQUEST;
 
 impl Fingerprint {
     /// How many bytes a fingerprint has.
@@ -85,17 +86,17 @@ impl Fingerprint {
 
     /// How a later request's fingerprint relates to this one.
     ///
-    /// Fingerprints of two recipes say nothing about each other, so their other parts are not
-    /// looked at; a caller part counts only where the request part is equal.
+    /// The request parts of two recipes say nothing about each other and are not looked at. The
+    /// caller parts do, because no recipe changes how they are made: a change of settings gives
+    /// nobody another caller's answer.
     pub fn compare(&self, other: &Self) -> FingerprintMatch {
-        if self.0 == other.0 {
-            FingerprintMatch::Same
-        } else if self.0[..RECIPE] != other.0[..RECIPE] {
-            FingerprintMatch::OtherRecipe
-        } else if self.0[..RECIPE + REQUEST] == other.0[..RECIPE + REQUEST] {
-            FingerprintMatch::OtherCaller
-        } else {
-            FingerprintMatch::Different
+        let [recipe, request, caller] = [0..RECIPE, RECIPE..CALLER_AT, CALLER_AT..Self::LEN]
+            .map(|part| self.0[part.clone()] == other.0[part]);
+        match (recipe, request, caller) {
+            (true, true, true) => FingerprintMatch::Same,
+            (true, false, _) => FingerprintMatch::Different,
+            (_, _, false) => FingerprintMatch::OtherCaller,
+            (false, _, true) => FingerprintMatch::OtherRecipe,
         }
     }
 }
@@ -128,7 +129,9 @@ mod tests {
             (fingerprint(1, 9, 3), FingerprintMatch::Different),
             (fingerprint(1, 9, 9), FingerprintMatch::Different),
             (fingerprint(9, 2, 3), FingerprintMatch::OtherRecipe),
-            (fingerprint(9, 9, 9), FingerprintMatch::OtherRecipe),
+            (fingerprint(9, 9, 3), FingerprintMatch::OtherRecipe),
+            (fingerprint(9, 2, 9), FingerprintMatch::OtherCaller),
+            (fingerprint(9, 9, 9), FingerprintMatch::OtherCaller),
         ] {
             assert_eq!(one.compare(&other), expected);
             assert_eq!(other.compare(&one), expected);

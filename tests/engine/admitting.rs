@@ -105,6 +105,31 @@ async fn a_record_of_other_settings_is_taken_for_the_same_request() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn another_caller_is_told_apart_also_after_a_change_of_settings() {
+    let engine = engine();
+    let admit = async |recipe, caller| {
+        let fingerprint = parts(recipe, recipe, caller);
+        engine.admit(&key("k"), fingerprint).await.unwrap()
+    };
+    let settled = first(admit(1, 1).await).complete(outcome("1")).await;
+    assert_eq!(settled, Settled::Recorded);
+    // Nobody's credentials are somebody's too.
+    for other in [0, 2] {
+        let admission = admit(2, other).await;
+        assert!(
+            matches!(
+                admission,
+                Admission::Mismatch {
+                    caller_changed: true
+                }
+            ),
+            "{admission:?}"
+        );
+    }
+    assert_eq!(replayed(admit(2, 1).await), outcome("1"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_abandoned_record_of_other_settings_is_never_run_again() {
     let engine = rerunning_engine();
     let attempt = first(engine.admit(&key("k"), parts(1, 1, 0)).await.unwrap());

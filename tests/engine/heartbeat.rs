@@ -118,7 +118,7 @@ async fn a_claim_counts_as_lost_when_no_renewal_gets_through_for_a_lease() {
         sleep(5 * LEASE).await;
         let held_until = Instant::now() + lease_left(&admit(&engine).await);
         engine.store().inject(Move::Renew, Calls::Every, fault);
-        attempt.attempt().claim_lost().await;
+        lost(&attempt).await;
         assert!(attempt.attempt().is_claim_lost());
         // Not before the store's lease is over, and no later than a timer can tell.
         assert!(Instant::now() >= held_until, "{fault:?}");
@@ -134,7 +134,7 @@ async fn a_lost_claim_is_renewed_all_the_same_as_long_as_it_stands() {
     engine
         .store()
         .inject(Move::Renew, Calls::Every, Fault::Fail);
-    attempt.attempt().claim_lost().await;
+    lost(&attempt).await;
     assert_unknown(&admit(&engine).await);
     engine.store().heal();
     sleep(2 * SECOND).await;
@@ -149,7 +149,7 @@ async fn an_attempt_hears_of_it_when_its_renewal_is_refused() {
     sleep(SECOND).await;
     engine.store().remove(&key("k")).await.unwrap();
     let removed = Instant::now();
-    attempt.attempt().claim_lost().await;
+    lost(&attempt).await;
     assert!(removed.elapsed() <= LEASE / 3);
     // Nothing is left to renew.
     let renewals = engine.store().calls(Move::Renew);
@@ -170,7 +170,7 @@ async fn everybody_who_waits_hears_of_a_lost_claim_also_afterwards() {
         waiting.spawn(async move { attempt.claim_lost().await });
     }
     assert_eq!(waiting.join_all().await.len(), 10);
-    attempt.attempt().claim_lost().await;
+    lost(&attempt).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -231,7 +231,7 @@ async fn past_the_attempt_limit_nothing_is_renewed_and_the_key_is_unknown() {
     sleep(limit - TICK).await;
     let _ = lease_left(&admit(&engine).await);
     let renewals = engine.store().calls(Move::Renew);
-    attempt.attempt().claim_lost().await;
+    lost(&attempt).await;
     assert!(begun.elapsed() > limit && begun.elapsed() <= limit + LEASE + TICK);
     assert_eq!(engine.store().calls(Move::Renew), renewals);
     assert_unknown(&admit(&engine).await);
@@ -244,7 +244,7 @@ async fn past_the_attempt_limit_nothing_is_renewed_and_the_key_is_unknown() {
 async fn past_the_attempt_limit_another_attempt_may_run() {
     let engine = rerunning_engine();
     let stuck = begin(&engine).await;
-    stuck.attempt().claim_lost().await;
+    lost(&stuck).await;
     let second = begin(&engine).await;
     assert_eq!(second.attempt().number(), 2);
     assert!(!second.attempt().is_claim_lost());

@@ -197,7 +197,7 @@ async fn taken_over(engine: &Engine) -> (AttemptGuard, AttemptGuard) {
     engine
         .store()
         .inject(Move::Renew, Calls::Every, Fault::Fail);
-    stalled.attempt().claim_lost().await;
+    lost(&stalled).await;
     engine.store().heal();
     let other = another_engine(engine, |settings| settings.on_abandoned(OnAbandoned::Rerun));
     let second = begin(&other).await;

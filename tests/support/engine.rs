@@ -89,6 +89,12 @@ pub fn lease_left(admission: &Admission) -> Duration {
     }
 }
 
+/// Returns when the claim is lost.
+pub async fn lost(attempt: &AttemptGuard) {
+    let lost = tokio::time::timeout(100 * LEASE, attempt.attempt().claim_lost()).await;
+    lost.expect("the claim is never lost");
+}
+
 #[track_caller]
 pub fn assert_unknown(admission: &Admission) {
     assert!(
