@@ -2,7 +2,8 @@
 //!
 //! An attempt that ends before a third of its lease is over never meets the task. The task is
 //! started with the first claim, on the runtime of that claim, sleeps until there is something to do,
-//! and ends when it wakes up with nothing to do.
+//! and ends when it wakes up with nothing to do. Where several runtimes share an engine, those of
+//! the others rest on it: when its runtime shuts down, renewals begin again with the next claim.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;

@@ -62,7 +62,8 @@ impl<S: Store> Idempotency<S> {
 
     /// Claims `key` for a request with this fingerprint, or says what stands in the way.
     ///
-    /// The attempt of [`Admission::First`] is renewed until it is settled.
+    /// The attempt of [`Admission::First`] is renewed, and counts as [`running`](Self::running),
+    /// until it is settled.
     ///
     /// # Errors
     ///

@@ -8,9 +8,11 @@ mod engine;
 mod odd;
 
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -185,4 +187,57 @@ async fn ten_thousand_jobs_that_were_cancelled_leave_nothing_behind() {
     }
     let keys: Vec<_> = (0..KEYS).map(|n| key(&n.to_string())).collect();
     assert_nothing_is_left(engine, &keys, &runs).await;
+}
+
+/// Several threads at once, where a drop may meet a poll, a wake-up or another drop anywhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn cancelled_jobs_on_several_threads_leave_nothing_behind() {
+    let engine = engine_with(|settings| settings.detached_limit(REQUESTS));
+    let runs: Arc<[AtomicUsize]> = (0..KEYS).map(|_| AtomicUsize::new(0)).collect();
+    let mut callers = tokio::task::JoinSet::new();
+    for seed in 0..4 {
+        let (engine, runs) = (engine.clone(), Arc::clone(&runs));
+        callers.spawn(async move {
+            let mut dice = Dice(seed);
+            for _ in 0..REQUESTS / 4 {
+                let n = dice.below(KEYS);
+                let (key, runs) = (key(&n.to_string()), Arc::clone(&runs));
+                let work = move |_| async move {
+                    tokio::task::yield_now().await;
+                    runs[n].fetch_add(1, Ordering::SeqCst);
+                    tokio::task::yield_now().await;
+                    Ok::<_, Failure<()>>(1)
+                };
+                let mut running = Box::pin(engine.run(&key, request("r"), work));
+                for _ in 0..dice.below(5) {
+                    if poll_once(running.as_mut()).await.is_ready() {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+    callers.join_all().await;
+    assert!(engine.drain().await);
+    assert_eq!((engine.running(), engine.detached()), (0, 0));
+    for (n, runs) in runs.iter().enumerate() {
+        let record = engine.store().lookup(&key(&n.to_string())).await.unwrap();
+        let is_completed = match record.map(|record| record.state) {
+            None => false,
+            Some(State::Completed { .. }) => true,
+            Some(state) => panic!("{n} is {state:?}"),
+        };
+        assert_eq!(runs.load(Ordering::SeqCst), usize::from(is_completed));
+    }
+    let store = engine.store().inner().token();
+    drop(engine);
+    // The heartbeat may have its hand on the engine for a moment.
+    while Weak::strong_count(&store) > 0 {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn poll_once<F: Future>(mut future: Pin<&mut F>) -> Poll<F::Output> {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await
 }
