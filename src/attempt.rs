@@ -14,7 +14,7 @@ use crate::claim::Claim;
 use crate::detach::Counted;
 use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
-use crate::idempotency::{Closing, Engine};
+use crate::idempotency::{Asked, Closing, Engine};
 use crate::key::IdempotencyKey;
 use crate::outcome::Outcome;
 use crate::record::Notes;
@@ -47,6 +47,7 @@ pub(crate) struct Inner {
     engine: Arc<Engine>,
     claim: Claim,
     fingerprint: Fingerprint,
+    claim_was_repeated: bool,
     notes: Mutex<Notes>,
     lost: AtomicBool,
     lost_signal: Notify,
@@ -190,6 +191,10 @@ impl Inner {
         &self.fingerprint
     }
 
+    pub(crate) fn claim_was_repeated(&self) -> bool {
+        self.claim_was_repeated
+    }
+
     pub(crate) fn mark_lost(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             self.lost_signal.notify_waiters();
@@ -237,17 +242,18 @@ impl AttemptGuard {
         claim: Claim,
         fingerprint: Fingerprint,
         notes: Notes,
-        asked: tokio::time::Instant,
+        asked: Asked,
     ) -> Self {
         let inner = Arc::new(Inner {
             engine: Arc::clone(engine),
             claim,
             fingerprint,
+            claim_was_repeated: asked.repeated,
             notes: Mutex::new(notes),
             lost: AtomicBool::new(false),
             lost_signal: Notify::new(),
         });
-        let slot = engine.heartbeat.register(engine, &inner, asked);
+        let slot = engine.heartbeat.register(engine, &inner, asked.at);
         Self {
             attempt: Attempt { inner },
             slot,

@@ -44,14 +44,21 @@ struct Slot {
     held_until: Instant,
     /// After this it is renewed no more.
     limit: Instant,
-    /// A renewal is under way.
-    renewing: bool,
-    /// The attempt is being settled: if it is, a refused renewal says nothing new.
+    renewals: Renewals,
+    /// The attempt is being settled: a refused renewal may say nothing new.
     closing: bool,
-    /// It is renewed no more.
-    ended: bool,
     /// The attempt was told that its claim is lost.
     told: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Renewals {
+    /// The next one waits for its time.
+    Waiting,
+    /// One is under way.
+    UnderWay,
+    /// There are no more.
+    Ended,
 }
 
 impl std::fmt::Debug for Slot {
@@ -78,9 +85,8 @@ impl Heartbeat {
             due: asked + settings.lease / 3,
             held_until: asked + settings.lease,
             limit: asked + settings.attempt_limit,
-            renewing: false,
+            renewals: Renewals::Waiting,
             closing: false,
-            ended: false,
             told: false,
         };
         let mut registry = self.lock();
@@ -141,21 +147,21 @@ impl Heartbeat {
                 slot.told = true;
                 look.lost.push(Arc::clone(&slot.attempt));
             }
-            if now >= slot.limit && !slot.ended {
-                slot.ended = true;
+            if now >= slot.limit && slot.renewals != Renewals::Ended {
+                slot.renewals = Renewals::Ended;
                 look.exhausted.push(Arc::clone(&slot.attempt));
             }
-            idle &= slot.told && slot.ended && !slot.renewing;
+            idle &= slot.told && slot.renewals == Renewals::Ended;
             if !slot.told {
                 look.again_at(slot.held_until);
             }
-            if slot.ended || slot.renewing {
+            if slot.renewals != Renewals::Waiting {
                 continue;
             }
             if slot.due > now + slack {
                 look.again_at(slot.due);
             } else if look.due.len() < room {
-                slot.renewing = true;
+                slot.renewals = Renewals::UnderWay;
                 let attempt = Arc::clone(&slot.attempt);
                 look.due.push(Renewal { index, attempt });
             }
@@ -180,7 +186,9 @@ impl Heartbeat {
         let Some(slot) = registry.slot(renewal.index, &renewal.attempt) else {
             return;
         };
-        slot.renewing = false;
+        if slot.renewals == Renewals::UnderWay {
+            slot.renewals = Renewals::Waiting;
+        }
         let fault = match answer {
             Answer::Applied => {
                 slot.held_until = asked + lease;
@@ -188,7 +196,7 @@ impl Heartbeat {
                 None
             }
             Answer::Lost => {
-                slot.ended = true;
+                slot.renewals = Renewals::Ended;
                 let news = !slot.closing && !slot.told;
                 slot.told = true;
                 news.then_some(Fault::ClaimLost)
@@ -274,7 +282,9 @@ impl Drop for Beating {
         registry.beating = false;
         // Those went with the task.
         for slot in registry.slots.iter_mut().flatten() {
-            slot.renewing = false;
+            if slot.renewals == Renewals::UnderWay {
+                slot.renewals = Renewals::Waiting;
+            }
         }
     }
 }
@@ -340,7 +350,8 @@ async fn renew(engine: Arc<Engine>, renewal: Renewal) {
     engine.heartbeat.renewed(&renewal, asked, lease, answer);
 }
 
-#[cfg(all(test, feature = "memory"))]
+#[cfg(test)]
+#[cfg(feature = "memory")]
 mod tests {
     use tokio::time::sleep;
 

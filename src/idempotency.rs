@@ -362,6 +362,14 @@ pub(crate) struct Engine {
     pub(crate) tracker: Arc<Tracker>,
 }
 
+/// How a claim that was granted had been asked for.
+pub(crate) struct Asked {
+    /// When the try that was answered began: the lease is not older than that.
+    pub(crate) at: Instant,
+    /// Whether there were tries before it, which may still be on their way to the store.
+    pub(crate) repeated: bool,
+}
+
 /// How an attempt ends.
 #[derive(Clone, Debug)]
 pub(crate) enum Closing {
@@ -452,21 +460,21 @@ impl Engine {
             retention: self.settings.retention,
             on_abandoned: self.settings.on_abandoned,
         };
-        let mut asking = Asking {
+        let mut unanswered = Unanswered {
             engine: self,
             request: &request,
             acknowledged: false,
         };
         let answered = self.claim(&request).await;
-        asking.acknowledged = match &answered {
+        unanswered.acknowledged = match &answered {
             Ok(_) => true,
             // A record that cannot be read is left as it is: nothing was granted.
             Err(error) => error.kind() == StoreErrorKind::Corrupt,
         };
-        let (asked, claimed) = answered.map_err(AdmitError::Store)?;
+        let (asking, claimed) = answered.map_err(AdmitError::Store)?;
         match claimed {
             Claimed::Acquired { claim, notes } => {
-                let attempt = AttemptGuard::new(self, claim, fingerprint, notes, asked);
+                let attempt = AttemptGuard::new(self, claim, fingerprint, notes, asking);
                 Ok(Admission::First(attempt))
             }
             Claimed::Existing(record) => judge(record, &fingerprint).map_err(AdmitError::Store),
@@ -474,7 +482,7 @@ impl Engine {
     }
 
     /// Claims, asking again with the same owner while that may help.
-    async fn claim(&self, request: &ClaimRequest) -> Result<(Instant, Claimed), StoreError> {
+    async fn claim(&self, request: &ClaimRequest) -> Result<(Asked, Claimed), StoreError> {
         let started = Instant::now();
         let deadline = started + self.settings.store_timeout;
         let mut asked = started;
@@ -484,7 +492,16 @@ impl Engine {
                 .call_within(deadline - asked, "claim", self.store.claim(request))
                 .await;
             match claimed {
-                Ok(claimed) => return Ok((asked, claimed)),
+                Ok(claimed) => {
+                    let repeated = tries > 0;
+                    return Ok((
+                        Asked {
+                            at: asked,
+                            repeated,
+                        },
+                        claimed,
+                    ));
+                }
                 Err(error) => {
                     let next = Instant::now() + backoff(tries);
                     let give_up = !error.is_transient()
@@ -554,8 +571,10 @@ impl Engine {
                 Settled::NotSaved
             }
         };
-        if matches!(closing, Closing::Abandon) {
-            telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
+        match closing {
+            Closing::Abandon => telemetry::fault(Fault::Unknown, claim.key(), claim.attempt()),
+            Closing::Release if attempt.claim_was_repeated() => self.free_late_claim(claim.clone()),
+            _ => {}
         }
         settled
     }
@@ -627,22 +646,35 @@ impl Engine {
             // It may be a takeover: a release would forget the checkpoints of the attempt before.
             OnAbandoned::Rerun => Closing::Abandon,
         };
-        let engine = Arc::clone(self);
         let until = Instant::now() + request.lease;
+        let engine = Arc::clone(self);
         self.tracker.spawn(async move {
             let mut freed = engine.insist_once_at_least(&claim, &closing, until).await;
             if freed.is_ok() {
-                // The claim may have been on its way still, behind the move that freed it.
-                let pause = engine.settings.store_timeout;
-                sleep(pause).await;
-                freed = engine
-                    .insist_once_at_least(&claim, &closing, until + pause)
-                    .await;
+                freed = engine.free_again(&claim, &closing).await;
             }
             if freed.is_err() {
                 telemetry::fault(Fault::Unreleased, claim.key(), claim.attempt());
             }
         });
+    }
+
+    /// A key was released whose claim had been asked for more than once.
+    fn free_late_claim(self: &Arc<Self>, claim: Claim) {
+        let engine = Arc::clone(self);
+        self.tracker.spawn(async move {
+            if engine.free_again(&claim, &Closing::Release).await.is_err() {
+                telemetry::fault(Fault::Unreleased, claim.key(), claim.attempt());
+            }
+        });
+    }
+
+    /// Frees a key once more after a pause: a try of its claim that was given up may have been behind
+    /// the move that freed it, and would hold the key for nobody.
+    async fn free_again(&self, claim: &Claim, closing: &Closing) -> Result<Completion, StoreError> {
+        sleep(self.settings.store_timeout).await;
+        let until = Instant::now() + self.settings.lease;
+        self.insist_once_at_least(claim, closing, until).await
     }
 
     /// [`insist`](Self::insist), also when `until` has passed: as long as nobody took the key over,
@@ -684,13 +716,13 @@ impl fmt::Debug for Engine {
 
 /// A claim that was asked for and not yet answered. If it goes unanswered (the store failed, or the
 /// caller was dropped), the claim may stand although nobody works under it: free it.
-struct Asking<'a> {
+struct Unanswered<'a> {
     engine: &'a Arc<Engine>,
     request: &'a ClaimRequest,
     acknowledged: bool,
 }
 
-impl Drop for Asking<'_> {
+impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
             self.engine.free_in_background(self.request);

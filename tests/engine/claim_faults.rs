@@ -167,6 +167,26 @@ async fn a_claim_that_arrives_after_it_was_freed_is_freed_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_try_that_arrives_after_its_attempt_was_released_is_freed_again() {
+    let engine = engine();
+    let store = engine.store();
+    store
+        .inner()
+        .set(Move::Claim, Odd::FailedAndLate(3 * SECOND));
+    let attempt = begin(&engine).await;
+    assert_eq!(attempt.release().await, Settled::Recorded);
+    sleep(4 * SECOND).await;
+    assert!(lease_left(&admit(&engine).await) > Duration::ZERO);
+    sleep(2 * SECOND).await;
+    assert!(is_released(&engine).await);
+    let attempt = begin(&engine).await;
+    assert_eq!(attempt.complete(outcome("1")).await, Settled::Recorded);
+    sleep(LEASE).await;
+    assert_eq!(store.calls(Move::Release), 2);
+    assert_eq!(replayed(admit(&engine).await), outcome("1"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn the_key_of_somebody_else_is_not_freed() {
     let engine = engine();
     let attempt = begin(&engine).await;

@@ -29,6 +29,8 @@ pub enum Odd {
     Panic,
     /// A claim: never answers, and is applied this much later, whoever listens by then.
     Late(Duration),
+    /// The next claim: fails at once, and is applied this much later all the same.
+    FailedAndLate(Duration),
 }
 
 impl OddStore {
@@ -71,12 +73,16 @@ impl Store for OddStore {
     async fn claim(&self, request: &ClaimRequest) -> Result<Claimed, StoreError> {
         self.check(Move::Claim)?;
         let odd = *self.odd.lock().unwrap();
-        if let Some((Move::Claim, Odd::Late(by))) = odd {
+        if let Some((Move::Claim, Odd::Late(by) | Odd::FailedAndLate(by))) = odd {
             let (inner, request) = (self.inner.clone(), request.clone());
             tokio::spawn(async move {
                 tokio::time::sleep(by).await;
                 let _ = inner.claim(&request).await;
             });
+            if matches!(odd, Some((_, Odd::FailedAndLate(_)))) {
+                self.heal();
+                return Err(StoreError::unavailable("injected: on its way"));
+            }
             std::future::pending::<()>().await;
         }
         self.inner.claim(request).await
