@@ -338,9 +338,18 @@ fn without_a_runtime_an_attempt_is_left_to_its_lease() {
 
 #[test]
 fn a_claim_on_a_runtime_that_shuts_down_is_no_deadlock() {
-    use std::sync::mpsc::channel;
+    use std::sync::mpsc::{Sender, channel};
+
+    /// Tells when the runtime drops its tasks: from then on it drops new ones at once.
+    struct Dropped(Sender<()>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let _ = self.0.send(());
+        }
+    }
+
     let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
+        .worker_threads(2)
         .enable_time()
         .build()
         .unwrap();
@@ -351,14 +360,18 @@ fn a_claim_on_a_runtime_that_shuts_down_is_no_deadlock() {
     let claiming = engine.clone();
     runtime.spawn(async move {
         running.send(()).unwrap();
-        // Blocks the only worker until the runtime takes no new tasks.
+        // Blocks one worker in the middle of a poll; the other one shuts down.
         is_shut_down.recv().unwrap();
         let attempt = begin(&claiming).await;
         admitted.send(attempt).unwrap();
     });
     is_running.recv().unwrap();
+    let dropped = Dropped(shut_down);
+    runtime.spawn(async move {
+        let _dropped = dropped;
+        std::future::pending::<()>().await;
+    });
     runtime.shutdown_background();
-    shut_down.send(()).unwrap();
     let attempt = is_admitted
         .recv_timeout(Duration::from_secs(60))
         .expect("the claim hangs");
