@@ -230,7 +230,7 @@ impl FingerprintRecipe {
         let uri = request.uri();
         let mut hasher = self.start(&head, uri.path(), uri.query(), CallerPart::Scoped);
         hasher.frame(request.body());
-        hasher.finish()
+        hasher.finish(|| request.body().clone())
     }
 
     /// What is hashed, in words. Whether credentials are depends on the layer's scope and is not

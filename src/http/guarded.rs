@@ -141,7 +141,8 @@ where
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    Ok((hasher.finish(), RequestBody::held(frames, trailers)))
+    let fingerprint = hasher.finish(|| frames.join());
+    Ok((fingerprint, RequestBody::held(frames, trailers)))
 }
 
 /// A request that was read, and tries for its key.
@@ -526,7 +527,7 @@ fn keep(
             (None, _) => Outcome::filtered(status, headers, kept, &[], trailers),
             (Some(one), None) => Outcome::filtered(status, headers, kept, &[one], trailers),
             _ => {
-                let pieces: Vec<&[u8]> = frames.iter().map(|frame| &frame[..]).collect();
+                let pieces: Vec<&[u8]> = frames.iter().collect();
                 Outcome::filtered(status, headers, kept, &pieces, trailers)
             }
         };
