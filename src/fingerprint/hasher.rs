@@ -22,6 +22,7 @@ use super::recipe::{Closure, Content, Reading, Settings};
 pub(crate) struct FingerprintHasher<'a> {
     recipe: [u8; 4],
     caller: CallerPart,
+    target: [u8; 4],
     head: &'a Parts,
     hash: Sha256,
     body: Body<'a>,
@@ -55,6 +56,9 @@ impl<'a> FingerprintHasher<'a> {
         encoder.text(head.method.as_str().as_bytes());
         encoder.text(path.as_bytes());
         encoder.lines(query.map(str::as_bytes));
+        drop(encoder);
+        let [a, b, c, d, ..] = <[u8; 32]>::from(hash.clone().finalize());
+        let mut encoder = Encoder::new(&mut hash);
         for name in &settings.headers {
             let lines = head.headers.get_all(name);
             encoder.lines(lines.iter().map(HeaderValue::as_bytes));
@@ -70,6 +74,7 @@ impl<'a> FingerprintHasher<'a> {
         Self {
             recipe: settings.id(caller),
             caller,
+            target: [a, b, c, d],
             head,
             hash,
             body,
@@ -92,6 +97,7 @@ impl<'a> FingerprintHasher<'a> {
             self.recipe,
             self.hash.finalize().into(),
             self.caller.bytes(),
+            self.target,
         )
     }
 

@@ -27,7 +27,8 @@ use crate::error::ConfigError;
 ///
 /// Cloning is cheap. Servers that share a store should share a recipe: each has an id that is
 /// kept with the fingerprint, and a retry that meets a record of another recipe (during a
-/// deployment that changes it) cannot be compared, so it is treated as the same request.
+/// deployment that changes it, or behind two layers that share a namespace) is compared by its
+/// method, path, query and caller alone.
 ///
 /// # Example
 ///
@@ -490,7 +491,7 @@ mod tests {
         let mut ids: Vec<_> = recipes
             .iter()
             .flat_map(|recipe| {
-                let credentials = CallerPart::Credentials([0; 16]);
+                let credentials = CallerPart::Credentials([0; 12]);
                 [CallerPart::Scoped, credentials].map(|caller| recipe.settings.id(caller))
             })
             .collect();
