@@ -297,9 +297,8 @@ where
         self.span.record(Answered::Replayed);
         let mut response = give_again(&replay.outcome, &config.marker);
         if response.status().is_client_error() || response.status().is_server_error() {
-            let date = httpdate::fmt_http_date(replay.completed_at);
-            if let Ok(date) = HeaderValue::try_from(date) {
-                response.headers_mut().insert(header::ORIGINAL_DATE, date);
+            if let Some(date) = header::http_date(replay.completed_at) {
+                let _ = response.headers_mut().try_insert(header::ORIGINAL_DATE, date);
             }
         }
         response.extensions_mut().insert(replay);
@@ -568,26 +567,31 @@ fn give_again<R: Body<Data = Bytes>>(
     marker: &HeaderName,
 ) -> Response<ResponseBody<R>> {
     let headers = outcome.headers();
-    let mut replayed = HeaderMap::with_capacity(headers.len() + 2);
+    let mut replayed = with_capacity(headers.len() + 2);
+    // A record may hold more lines than a map takes; what does not fit is not worth a panic.
     for (name, value) in headers {
-        // A record may hold more lines than a map takes; what does not fit is not worth a panic.
         let _ = replayed.try_append(name, value);
     }
-    replayed.insert(marker.clone(), header::TRUE);
+    let _ = replayed.try_insert(marker.clone(), header::TRUE);
     let trailers: Option<HeaderMap> = (outcome.trailers().len() > 0).then(|| {
-        let mut trailers = HeaderMap::with_capacity(outcome.trailers().len());
+        let mut trailers = with_capacity(outcome.trailers().len());
         for (name, value) in outcome.trailers() {
             let _ = trailers.try_append(name, value);
         }
         trailers
     });
     if let Some(announced) = trailers.as_ref().and_then(announce) {
-        replayed.insert(TRAILER, announced);
+        let _ = replayed.try_insert(TRAILER, announced);
     }
     let mut response = Response::new(ResponseBody::full(outcome.body(), trailers));
     *response.status_mut() = outcome.status().unwrap_or(StatusCode::OK);
     *response.headers_mut() = replayed;
     response
+}
+
+/// A map for so many lines. A map has room for names; lines of one name may be more.
+fn with_capacity(lines: usize) -> HeaderMap {
+    HeaderMap::try_with_capacity(lines).unwrap_or_default()
 }
 
 /// The value of `Trailer` (RFC 9110 section 6.6.2); over HTTP/1.1 trailers that are not announced

@@ -1,5 +1,7 @@
 //! The headers that the layer reads, writes and leaves out.
 
+use std::time::SystemTime;
+
 use http::header::{CONNECTION, CONTENT_LENGTH};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -128,6 +130,18 @@ pub(crate) fn display_name(name: &str) -> String {
     });
     words.collect::<Vec<_>>().join("-")
 }
+
+/// A time as a header carries it; `None` for one that has no four-digit year, or is before 1970.
+pub(crate) fn http_date(time: SystemTime) -> Option<HeaderValue> {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    if seconds >= YEAR_10000 {
+        return None;
+    }
+    HeaderValue::try_from(httpdate::fmt_http_date(time)).ok()
+}
+
+/// In seconds since the Unix epoch.
+const YEAR_10000: u64 = 253_402_300_800;
 
 /// The declared length of a body, if there is one that can be read.
 pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
