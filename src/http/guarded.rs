@@ -362,11 +362,11 @@ where
     let disposition = match word {
         // A protocol switch hands the connection over: there is no message to keep.
         _ if parts.status == StatusCode::SWITCHING_PROTOCOLS => Disposition::Release,
-        // Another layer of this kind, further in, refused the request: nothing ran.
-        _ if parts.extensions.get::<ProblemKind>().is_some() => Disposition::Release,
         Some(RetentionOverride::NotExecuted) => Disposition::Release,
         Some(RetentionOverride::LeaveUnknown) => Disposition::LeaveUnknown,
         Some(RetentionOverride::Keep | RetentionOverride::Live) => Disposition::Keep,
+        // Another layer of this kind, further in, refused the request: nothing ran.
+        None if parts.extensions.get::<ProblemKind>().is_some() => Disposition::Release,
         None => config.retention.decide(&parts),
     };
     let retention = match disposition {
