@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRAILER};
 use http::request::Parts;
-use http::{HeaderName, Request, Response, StatusCode};
+use http::{HeaderName, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::Instant;
@@ -323,10 +323,11 @@ where
         telemetry::answered(Answered::Executed, engine.store_name);
         span.record(Answered::Executed);
         parts.extensions.insert(attempt.attempt().clone());
+        let method = parts.method.clone();
         let request = Request::from_parts(parts, body);
         let called = catch_panic(async { inner.call(request).await }).await;
         match called {
-            Ok(Ok(response)) => Ok(settle(&config, attempt, response).await),
+            Ok(Ok(response)) => Ok(settle(&config, attempt, &method, response).await),
             Ok(Err(error)) => {
                 let disposition = config
                     .classify_error
@@ -352,12 +353,16 @@ where
 async fn settle<R>(
     config: &Config,
     attempt: AttemptGuard,
+    method: &Method,
     response: Response<R>,
 ) -> Response<ResponseBody<R>>
 where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let (mut parts, body) = response.into_parts();
+    // Their length is that of a body which is not sent (RFC 9110 section 8.6).
+    let has_body = *method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
+    let declared = header::declared_length(&parts.headers).filter(|_| has_body);
     let word = parts.extensions.get::<RetentionOverride>();
     let disposition = match word {
         // A protocol switch hands the connection over: there is no message to keep.
@@ -382,7 +387,7 @@ where
         Disposition::KeepFor(retention) => Some(retention.min(LONGEST)),
     };
     let complete = |outcome| Closing::Complete { outcome, retention };
-    if is_known_not_to_be_kept(config, &parts, &body, word) {
+    if is_known_not_to_be_kept(config, &parts, declared, &body, word) {
         let tombstone = complete(Outcome::tombstone(parts.status));
         let settled = attempt.close(tombstone).await;
         return answer(config, settled, parts, ResponseBody::passed(body));
@@ -406,7 +411,7 @@ where
         End::Broken(error) => (None, Some(error)),
     };
     if let (None, None) = (&rest, &error) {
-        correct_length(&mut parts.headers, held.frames.len());
+        correct_length(&mut parts.headers, declared, held.frames.len());
     }
     let body = ResponseBody::held(held.frames, held.trailers, rest, error);
     answer(config, settled, parts, body)
@@ -414,8 +419,8 @@ where
 
 /// A handler may declare another length than it produced. The whole body is known now, and it is
 /// what the record says; hyper would panic or break the connection over the difference.
-fn correct_length(headers: &mut HeaderMap, bytes: usize) {
-    if header::declared_length(headers).is_some_and(|declared| declared != bytes as u64) {
+fn correct_length(headers: &mut HeaderMap, declared: Option<u64>, bytes: usize) {
+    if declared.is_some_and(|declared| declared != bytes as u64) {
         headers.remove(CONTENT_LENGTH);
     }
 }
@@ -424,6 +429,7 @@ fn correct_length(headers: &mut HeaderMap, bytes: usize) {
 fn is_known_not_to_be_kept<R: Body>(
     config: &Config,
     parts: &http::response::Parts,
+    declared: Option<u64>,
     body: &R,
     word: Option<&RetentionOverride>,
 ) -> bool {
@@ -431,8 +437,7 @@ fn is_known_not_to_be_kept<R: Body>(
     matches!(word, Some(RetentionOverride::Live))
         || header::is_media_type(content_type, &config.live_types)
         || body.size_hint().lower() > config.response_limit as u64
-        || header::declared_length(&parts.headers)
-            .is_some_and(|declared| declared > config.response_limit as u64)
+        || declared.is_some_and(|declared| declared > config.response_limit as u64)
         || (config.on_no_store == OnNoStore::Tombstone && is_no_store(&parts.headers))
 }
 
