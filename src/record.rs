@@ -1,5 +1,6 @@
 //! What a store hands back about a key.
 
+use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -113,7 +114,7 @@ pub enum State {
 }
 
 /// What a handler attached to its claim while it ran.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Notes {
     /// An id under which another system knows the work, for the reconciler.
@@ -142,5 +143,17 @@ impl Notes {
     /// Whether nothing was attached.
     pub fn is_empty(&self) -> bool {
         self.correlation.is_none() && self.checkpoints.is_empty()
+    }
+}
+
+impl fmt::Debug for Notes {
+    /// Shows which phases were finished, and neither their data nor the correlation id: they belong
+    /// to a customer.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let phases = self.checkpoints.iter().map(|(name, _)| name);
+        f.debug_struct("Notes")
+            .field("correlated", &self.correlation.is_some())
+            .field("checkpoints", &phases.collect::<Vec<_>>())
+            .finish()
     }
 }

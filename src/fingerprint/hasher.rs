@@ -1,8 +1,5 @@
 //! Taking a fingerprint while the body arrives.
 
-use std::borrow::Cow;
-use std::mem;
-
 use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{CONTENT_TYPE, HeaderValue};
@@ -20,15 +17,15 @@ use super::recipe::{Closure, Content, Reading, Settings};
 /// A fingerprint in the making: begun with the head, fed with each frame of the body.
 ///
 /// A body whose bytes count is hashed frame by frame, without a copy and without an allocation,
-/// so that a large one does not hold up the worker at its end. One that is read first is kept, as
-/// clones of its frames, and read in [`finish`](Self::finish).
+/// so that a large one does not hold up the worker at its end. One that is read first is handed over
+/// whole to [`finish`](Self::finish).
 pub(crate) struct FingerprintHasher<'a> {
     recipe: [u8; 4],
     caller: CallerPart,
+    target: [u8; 4],
     head: &'a Parts,
     hash: Sha256,
     body: Body<'a>,
-    frames: Vec<Bytes>,
 }
 
 /// How this request's body is hashed.
@@ -59,6 +56,9 @@ impl<'a> FingerprintHasher<'a> {
         encoder.text(head.method.as_str().as_bytes());
         encoder.text(path.as_bytes());
         encoder.lines(query.map(str::as_bytes));
+        drop(encoder);
+        let [a, b, c, d, ..] = <[u8; 32]>::from(hash.clone().finalize());
+        let mut encoder = Encoder::new(&mut hash);
         for name in &settings.headers {
             let lines = head.headers.get_all(name);
             encoder.lines(lines.iter().map(HeaderValue::as_bytes));
@@ -74,34 +74,30 @@ impl<'a> FingerprintHasher<'a> {
         Self {
             recipe: settings.id(caller),
             caller,
+            target: [a, b, c, d],
             head,
             hash,
             body,
-            frames: Vec::new(),
         }
     }
 
     /// The next data frame of the body.
     pub(crate) fn frame(&mut self, frame: &Bytes) {
-        match self.body {
-            Body::Raw => self.hash.update(frame),
-            Body::LeftOut => {}
-            Body::Json { .. } | Body::Multipart { .. } | Body::Closure(_) => {
-                self.frames.push(frame.clone());
-            }
+        if matches!(self.body, Body::Raw) {
+            self.hash.update(frame);
         }
     }
 
-    /// The fingerprint, when the body has ended.
-    pub(crate) fn finish(mut self) -> Fingerprint {
+    /// The fingerprint, when the body has ended. `whole` gives all its frames in one piece.
+    pub(crate) fn finish(mut self, whole: impl FnOnce() -> Bytes) -> Fingerprint {
         if !matches!(self.body, Body::Raw | Body::LeftOut) {
-            let frames = mem::take(&mut self.frames);
-            self.read(&joined(&frames));
+            self.read(&whole());
         }
         Fingerprint::from_parts(
             self.recipe,
             self.hash.finalize().into(),
             self.caller.bytes(),
+            self.target,
         )
     }
 
@@ -180,11 +176,4 @@ fn write_raw_head(headers: &HeaderMap, encoder: &mut Encoder<'_>) {
     encoder.tag(b'R');
     let lines = headers.get_all(CONTENT_TYPE);
     encoder.lines(lines.iter().map(HeaderValue::as_bytes));
-}
-
-fn joined(frames: &[Bytes]) -> Cow<'_, [u8]> {
-    match frames {
-        [frame] => Cow::Borrowed(frame),
-        frames => Cow::Owned(frames.concat()),
-    }
 }

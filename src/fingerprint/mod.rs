@@ -28,6 +28,9 @@
 //! | content, closure | `C`, then what the closure returned to its end |
 //! | content, left out | `N` |
 //!
+//! The target part is the beginning of a SHA-256 over the first three, so that requests of two recipes
+//! can be told apart by it.
+//!
 //! *Text* is a length (64 bits, little endian) and that many bytes. *Lines* are, for each line, a
 //! one and a text, and a zero after the last. `0` and `1` are single bytes of that value.
 //!

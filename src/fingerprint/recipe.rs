@@ -27,7 +27,8 @@ use crate::error::ConfigError;
 ///
 /// Cloning is cheap. Servers that share a store should share a recipe: each has an id that is
 /// kept with the fingerprint, and a retry that meets a record of another recipe (during a
-/// deployment that changes it) cannot be compared, so it is treated as the same request.
+/// deployment that changes it, or behind two layers that share a namespace) is compared by its
+/// method, path, query and caller alone.
 ///
 /// # Example
 ///
@@ -230,7 +231,7 @@ impl FingerprintRecipe {
         let uri = request.uri();
         let mut hasher = self.start(&head, uri.path(), uri.query(), CallerPart::Scoped);
         hasher.frame(request.body());
-        hasher.finish()
+        hasher.finish(|| request.body().clone())
     }
 
     /// What is hashed, in words. Whether credentials are depends on the layer's scope and is not
@@ -490,7 +491,7 @@ mod tests {
         let mut ids: Vec<_> = recipes
             .iter()
             .flat_map(|recipe| {
-                let credentials = CallerPart::Credentials([0; 16]);
+                let credentials = CallerPart::Credentials([0; 12]);
                 [CallerPart::Scoped, credentials].map(|caller| recipe.settings.id(caller))
             })
             .collect();

@@ -6,10 +6,11 @@ use sha2::{Digest, Sha256};
 
 /// What a request asked for: taken once, at the claim, and kept with the record.
 ///
-/// It has three parts. The *recipe* (4 bytes) names how it was made, so that a change of settings
+/// It has four parts. The *recipe* (4 bytes) names how it was made, so that a change of settings
 /// in a rolling deploy is not mistaken for a changed request. The *request* part (32 bytes) is a
-/// SHA-256, see the [module](super) for what goes in. The *caller* part (16 bytes) is a separate
-/// hash of the credentials, used only where no scope tells callers apart; all zeros otherwise.
+/// SHA-256, see the [module](super) for what goes in. The *caller* part (12 bytes) is a separate
+/// hash of the credentials, used only where no scope tells callers apart; all zeros otherwise. The
+/// *target* part (4 bytes) is a hash of method, path and query, which every recipe takes alike.
 ///
 /// It is compared with [`compare`](Self::compare), which says how two of them differ; `==` is for
 /// bytes. `Debug` shows the beginning of the request part.
@@ -31,7 +32,8 @@ pub struct Fingerprint([u8; Self::LEN]);
 pub enum FingerprintMatch {
     /// The same request.
     Same,
-    /// Made by other settings, so that nothing can be said. Treated as the same request.
+    /// Made by other settings, so that nothing can be said of the content. Treated as the same
+    /// request.
     OtherRecipe,
     /// The same request with other credentials: another caller, or a token that was renewed.
     OtherCaller,
@@ -41,36 +43,42 @@ pub enum FingerprintMatch {
 
 const RECIPE: usize = 4;
 const REQUEST: usize = 32;
-const CALLER: usize = 16;
+const CALLER: usize = 12;
+const TARGET: usize = 4;
+
 const CALLER_AT: usize = RECIPE + REQUEST;
+const TARGET_AT: usize = CALLER_AT + CALLER;
 
 impl Fingerprint {
     /// How many bytes a fingerprint has.
-    pub const LEN: usize = RECIPE + REQUEST + CALLER;
+    pub const LEN: usize = TARGET_AT + TARGET;
 
     /// The fingerprint of these parts, each length-prefixed so that `["ab", "c"]` and `["a", "bc"]`
     /// differ. For jobs and webhooks; HTTP requests are fingerprinted by the layer, as a
     /// [`FingerprintRecipe`](super::FingerprintRecipe) says.
     ///
-    /// The value stays the same between releases. Recipe and caller part are all zeros.
+    /// The value stays the same between releases. The other parts are all zeros.
     pub fn of(parts: &[&[u8]]) -> Self {
         let mut hasher = Sha256::new();
         for part in parts {
             hasher.update((part.len() as u64).to_le_bytes());
             hasher.update(part);
         }
-        Self::from_parts([0; RECIPE], hasher.finalize().into(), [0; CALLER])
+        let request = hasher.finalize().into();
+        Self::from_parts([0; RECIPE], request, [0; CALLER], [0; TARGET])
     }
 
     pub(crate) fn from_parts(
         recipe: [u8; RECIPE],
         request: [u8; REQUEST],
         caller: [u8; CALLER],
+        target: [u8; TARGET],
     ) -> Self {
         let mut bytes = [0; Self::LEN];
         bytes[..RECIPE].copy_from_slice(&recipe);
-        bytes[RECIPE..RECIPE + REQUEST].copy_from_slice(&request);
-        bytes[RECIPE + REQUEST..].copy_from_slice(&caller);
+        bytes[RECIPE..CALLER_AT].copy_from_slice(&request);
+        bytes[CALLER_AT..TARGET_AT].copy_from_slice(&caller);
+        bytes[TARGET_AT..].copy_from_slice(&target);
         Self(bytes)
     }
 
@@ -87,16 +95,21 @@ impl Fingerprint {
     /// How a later request's fingerprint relates to this one.
     ///
     /// The request parts of two recipes say nothing about each other and are not looked at. The
-    /// caller parts do, because no recipe changes how they are made: a change of settings gives
-    /// nobody another caller's answer.
+    /// target and caller parts do, because no recipe changes how they are made: a change of settings
+    /// makes no refund of a charge, and gives nobody another caller's answer.
     pub fn compare(&self, other: &Self) -> FingerprintMatch {
-        let [recipe, request, caller] = [0..RECIPE, RECIPE..CALLER_AT, CALLER_AT..Self::LEN]
-            .map(|part| self.0[part.clone()] == other.0[part]);
-        match (recipe, request, caller) {
-            (true, true, true) => FingerprintMatch::Same,
-            (true, false, _) => FingerprintMatch::Different,
-            (_, _, false) => FingerprintMatch::OtherCaller,
-            (false, _, true) => FingerprintMatch::OtherRecipe,
+        let [recipe, request, caller, target] = [
+            0..RECIPE,
+            RECIPE..CALLER_AT,
+            CALLER_AT..TARGET_AT,
+            TARGET_AT..Self::LEN,
+        ]
+        .map(|part| self.0[part.clone()] == other.0[part]);
+        match (recipe, request, caller, target) {
+            (true, true, true, true) => FingerprintMatch::Same,
+            (true, false, ..) | (_, _, _, false) => FingerprintMatch::Different,
+            (_, _, false, _) => FingerprintMatch::OtherCaller,
+            (false, ..) => FingerprintMatch::OtherRecipe,
         }
     }
 }
@@ -117,7 +130,16 @@ mod tests {
     use super::*;
 
     fn fingerprint(recipe: u8, request: u8, caller: u8) -> Fingerprint {
-        Fingerprint::from_parts([recipe; RECIPE], [request; REQUEST], [caller; CALLER])
+        at(recipe, request, caller, 4)
+    }
+
+    fn at(recipe: u8, request: u8, caller: u8, target: u8) -> Fingerprint {
+        Fingerprint::from_parts(
+            [recipe; RECIPE],
+            [request; REQUEST],
+            [caller; CALLER],
+            [target; TARGET],
+        )
     }
 
     #[test]
@@ -132,6 +154,9 @@ mod tests {
             (fingerprint(9, 9, 3), FingerprintMatch::OtherRecipe),
             (fingerprint(9, 2, 9), FingerprintMatch::OtherCaller),
             (fingerprint(9, 9, 9), FingerprintMatch::OtherCaller),
+            (at(9, 9, 3, 9), FingerprintMatch::Different),
+            (at(9, 9, 9, 9), FingerprintMatch::Different),
+            (at(1, 2, 3, 9), FingerprintMatch::Different),
         ] {
             assert_eq!(one.compare(&other), expected);
             assert_eq!(other.compare(&one), expected);
@@ -168,7 +193,7 @@ mod tests {
         // SHA-256 of the lengths as 64 bits, little endian, and the parts; by another program.
         assert_eq!(fingerprint.as_bytes()[..RECIPE], [0; RECIPE]);
         assert_eq!(fingerprint.as_bytes()[RECIPE..][..REQUEST], GOLDEN);
-        assert_eq!(fingerprint.as_bytes()[RECIPE + REQUEST..], [0; CALLER]);
+        assert_eq!(fingerprint.as_bytes()[CALLER_AT..], [0; CALLER + TARGET]);
     }
 
     #[test]

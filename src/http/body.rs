@@ -5,18 +5,27 @@ use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
-/// The data frames of a body, as they arrived. One frame, the usual case, is kept without a list.
+/// The data frames of a body. One frame, the usual case, is kept without a list.
+///
+/// Large frames are kept as they arrived. Small ones are gathered after the first, because each
+/// takes more than its bytes: its place in the list, and the whole receive buffer that it is a slice
+/// of. So what is held is a small multiple of the bytes, however they were cut.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frames {
     first: Option<Bytes>,
     more: VecDeque<Bytes>,
+    /// Small frames that arrived after all others.
+    gathered: BytesMut,
     bytes: usize,
 }
+
+/// The size from which a frame is worth a place of its own.
+const LARGE: usize = 4096;
 
 impl Frames {
     pub(crate) fn one(bytes: Bytes) -> Self {
@@ -29,16 +38,26 @@ impl Frames {
         if frame.is_empty() {
             return;
         }
+        let is_first = self.bytes == 0;
         self.bytes += frame.len();
-        if self.first.is_none() && self.more.is_empty() {
+        if is_first {
             self.first = Some(frame);
+        } else if frame.len() < LARGE {
+            self.gathered.extend_from_slice(&frame);
         } else {
+            if !self.gathered.is_empty() {
+                self.more.push_back(self.gathered.split().freeze());
+            }
             self.more.push_back(frame);
         }
     }
 
     fn pop(&mut self) -> Option<Bytes> {
-        let frame = self.first.take().or_else(|| self.more.pop_front())?;
+        let frame = self.first.take().or_else(|| self.more.pop_front());
+        let frame = frame.or_else(|| {
+            let gathered = std::mem::take(&mut self.gathered).freeze();
+            (!gathered.is_empty()).then_some(gathered)
+        })?;
         self.bytes -= frame.len();
         Some(frame)
     }
@@ -52,13 +71,15 @@ impl Frames {
         self.bytes == 0
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Bytes> {
-        self.first.iter().chain(&self.more)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let frames = self.first.iter().chain(&self.more).map(|frame| &frame[..]);
+        let gathered = Some(&self.gathered[..]).filter(|gathered| !gathered.is_empty());
+        frames.chain(gathered)
     }
 
     /// All bytes in one piece; a copy only if there are several frames.
     pub(crate) fn join(&self) -> Bytes {
-        if self.more.is_empty() {
+        if self.more.is_empty() && self.gathered.is_empty() {
             return self.first.clone().unwrap_or_default();
         }
         let mut joined = Vec::with_capacity(self.bytes);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, TRAILER};
 use http::request::Parts;
-use http::{HeaderName, Request, Response, StatusCode};
+use http::{HeaderName, Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
 use tokio::time::Instant;
@@ -141,7 +141,8 @@ where
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    Ok((hasher.finish(), RequestBody::held(frames, trailers)))
+    let fingerprint = hasher.finish(|| frames.join());
+    Ok((fingerprint, RequestBody::held(frames, trailers)))
 }
 
 /// A request that was read, and tries for its key.
@@ -296,9 +297,8 @@ where
         self.span.record(Answered::Replayed);
         let mut response = give_again(&replay.outcome, &config.marker);
         if response.status().is_client_error() || response.status().is_server_error() {
-            let date = httpdate::fmt_http_date(replay.completed_at);
-            if let Ok(date) = HeaderValue::try_from(date) {
-                response.headers_mut().insert(header::ORIGINAL_DATE, date);
+            if let Some(date) = header::http_date(replay.completed_at) {
+                let _ = response.headers_mut().try_insert(header::ORIGINAL_DATE, date);
             }
         }
         response.extensions_mut().insert(replay);
@@ -323,10 +323,11 @@ where
         telemetry::answered(Answered::Executed, engine.store_name);
         span.record(Answered::Executed);
         parts.extensions.insert(attempt.attempt().clone());
+        let method = parts.method.clone();
         let request = Request::from_parts(parts, body);
         let called = catch_panic(async { inner.call(request).await }).await;
         match called {
-            Ok(Ok(response)) => Ok(settle(&config, attempt, response).await),
+            Ok(Ok(response)) => Ok(settle(&config, attempt, &method, response).await),
             Ok(Err(error)) => {
                 let disposition = config
                     .classify_error
@@ -352,21 +353,25 @@ where
 async fn settle<R>(
     config: &Config,
     attempt: AttemptGuard,
+    method: &Method,
     response: Response<R>,
 ) -> Response<ResponseBody<R>>
 where
     R: Body<Data = Bytes> + Send + 'static,
 {
     let (mut parts, body) = response.into_parts();
+    // Their length is that of a body which is not sent (RFC 9110 section 8.6).
+    let has_body = *method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
+    let declared = header::declared_length(&parts.headers).filter(|_| has_body);
     let word = parts.extensions.get::<RetentionOverride>();
     let disposition = match word {
         // A protocol switch hands the connection over: there is no message to keep.
         _ if parts.status == StatusCode::SWITCHING_PROTOCOLS => Disposition::Release,
-        // Another layer of this kind, further in, refused the request: nothing ran.
-        _ if parts.extensions.get::<ProblemKind>().is_some() => Disposition::Release,
         Some(RetentionOverride::NotExecuted) => Disposition::Release,
         Some(RetentionOverride::LeaveUnknown) => Disposition::LeaveUnknown,
         Some(RetentionOverride::Keep | RetentionOverride::Live) => Disposition::Keep,
+        // Another layer of this kind, further in, refused the request: nothing ran.
+        None if parts.extensions.get::<ProblemKind>().is_some() => Disposition::Release,
         None => config.retention.decide(&parts),
     };
     let retention = match disposition {
@@ -382,7 +387,7 @@ where
         Disposition::KeepFor(retention) => Some(retention.min(LONGEST)),
     };
     let complete = |outcome| Closing::Complete { outcome, retention };
-    if is_known_not_to_be_kept(config, &parts, &body, word) {
+    if is_known_not_to_be_kept(config, &parts, declared, &body, word) {
         let tombstone = complete(Outcome::tombstone(parts.status));
         let settled = attempt.close(tombstone).await;
         return answer(config, settled, parts, ResponseBody::passed(body));
@@ -406,7 +411,7 @@ where
         End::Broken(error) => (None, Some(error)),
     };
     if let (None, None) = (&rest, &error) {
-        correct_length(&mut parts.headers, held.frames.len());
+        correct_length(&mut parts.headers, declared, held.frames.len());
     }
     let body = ResponseBody::held(held.frames, held.trailers, rest, error);
     answer(config, settled, parts, body)
@@ -414,8 +419,8 @@ where
 
 /// A handler may declare another length than it produced. The whole body is known now, and it is
 /// what the record says; hyper would panic or break the connection over the difference.
-fn correct_length(headers: &mut HeaderMap, bytes: usize) {
-    if header::declared_length(headers).is_some_and(|declared| declared != bytes as u64) {
+fn correct_length(headers: &mut HeaderMap, declared: Option<u64>, bytes: usize) {
+    if declared.is_some_and(|declared| declared != bytes as u64) {
         headers.remove(CONTENT_LENGTH);
     }
 }
@@ -424,6 +429,7 @@ fn correct_length(headers: &mut HeaderMap, bytes: usize) {
 fn is_known_not_to_be_kept<R: Body>(
     config: &Config,
     parts: &http::response::Parts,
+    declared: Option<u64>,
     body: &R,
     word: Option<&RetentionOverride>,
 ) -> bool {
@@ -431,8 +437,7 @@ fn is_known_not_to_be_kept<R: Body>(
     matches!(word, Some(RetentionOverride::Live))
         || header::is_media_type(content_type, &config.live_types)
         || body.size_hint().lower() > config.response_limit as u64
-        || header::declared_length(&parts.headers)
-            .is_some_and(|declared| declared > config.response_limit as u64)
+        || declared.is_some_and(|declared| declared > config.response_limit as u64)
         || (config.on_no_store == OnNoStore::Tombstone && is_no_store(&parts.headers))
 }
 
@@ -526,7 +531,7 @@ fn keep(
             (None, _) => Outcome::filtered(status, headers, kept, &[], trailers),
             (Some(one), None) => Outcome::filtered(status, headers, kept, &[one], trailers),
             _ => {
-                let pieces: Vec<&[u8]> = frames.iter().map(|frame| &frame[..]).collect();
+                let pieces: Vec<&[u8]> = frames.iter().collect();
                 Outcome::filtered(status, headers, kept, &pieces, trailers)
             }
         };
@@ -567,26 +572,31 @@ fn give_again<R: Body<Data = Bytes>>(
     marker: &HeaderName,
 ) -> Response<ResponseBody<R>> {
     let headers = outcome.headers();
-    let mut replayed = HeaderMap::with_capacity(headers.len() + 2);
+    let mut replayed = with_capacity(headers.len() + 2);
+    // A record may hold more lines than a map takes; what does not fit is not worth a panic.
     for (name, value) in headers {
-        // A record may hold more lines than a map takes; what does not fit is not worth a panic.
         let _ = replayed.try_append(name, value);
     }
-    replayed.insert(marker.clone(), header::TRUE);
+    let _ = replayed.try_insert(marker.clone(), header::TRUE);
     let trailers: Option<HeaderMap> = (outcome.trailers().len() > 0).then(|| {
-        let mut trailers = HeaderMap::with_capacity(outcome.trailers().len());
+        let mut trailers = with_capacity(outcome.trailers().len());
         for (name, value) in outcome.trailers() {
             let _ = trailers.try_append(name, value);
         }
         trailers
     });
     if let Some(announced) = trailers.as_ref().and_then(announce) {
-        replayed.insert(TRAILER, announced);
+        let _ = replayed.try_insert(TRAILER, announced);
     }
     let mut response = Response::new(ResponseBody::full(outcome.body(), trailers));
     *response.status_mut() = outcome.status().unwrap_or(StatusCode::OK);
     *response.headers_mut() = replayed;
     response
+}
+
+/// A map for so many lines. A map has room for names; lines of one name may be more.
+fn with_capacity(lines: usize) -> HeaderMap {
+    HeaderMap::try_with_capacity(lines).unwrap_or_default()
 }
 
 /// The value of `Trailer` (RFC 9110 section 6.6.2); over HTTP/1.1 trailers that are not announced

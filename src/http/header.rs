@@ -1,5 +1,7 @@
 //! The headers that the layer reads, writes and leaves out.
 
+use std::time::SystemTime;
+
 use http::header::{CONNECTION, CONTENT_LENGTH};
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -32,10 +34,8 @@ impl NeverStored {
         if is_of_one_hop(name) || is_listed_in_connection(name, headers) {
             return false;
         }
-        if self.except.contains(name) {
-            return true;
-        }
-        !is_of_one_exchange(name.as_str()) && !self.also.contains(name)
+        !self.also.contains(name)
+            && (self.except.contains(name) || !is_of_one_exchange(name.as_str()))
     }
 
     /// The names that are left out, for the published policy; `*` ends a prefix.
@@ -45,6 +45,7 @@ impl NeverStored {
             OF_ONE_EXCHANGE
                 .iter()
                 .copied()
+                .chain(OURS.iter().map(HeaderName::as_str))
                 .filter(|name| !excepted(name)),
         );
         let prefixes = OF_ONE_EXCHANGE_PREFIXES.iter();
@@ -103,6 +104,9 @@ pub(crate) const OF_ONE_EXCHANGE: &[&str] = &[
 pub(crate) const OF_ONE_EXCHANGE_PREFIXES: &[&str] =
     &["access-control-", "proxy-", "ratelimit", "x-ratelimit-"];
 
+/// What the layer itself says of an answer.
+static OURS: [HeaderName; 5] = [REPLAYED, ORIGINAL_DATE, ERROR, RESULT, UNPROTECTED];
+
 fn is_of_one_exchange(name: &str) -> bool {
     // Most headers are told apart by their first letter.
     match name.as_bytes().first() {
@@ -111,9 +115,7 @@ fn is_of_one_exchange(name: &str) -> bool {
                 || OF_ONE_EXCHANGE_PREFIXES
                     .iter()
                     .any(|prefix| name.starts_with(prefix))
-                || [REPLAYED, ORIGINAL_DATE, ERROR, RESULT, UNPROTECTED]
-                    .iter()
-                    .any(|ours| ours.as_str() == name)
+                || OURS.iter().any(|ours| ours.as_str() == name)
         }
         _ => false,
     }
@@ -128,6 +130,18 @@ pub(crate) fn display_name(name: &str) -> String {
     });
     words.collect::<Vec<_>>().join("-")
 }
+
+/// A time as a header carries it; `None` for one that has no four-digit year, or is before 1970.
+pub(crate) fn http_date(time: SystemTime) -> Option<HeaderValue> {
+    let seconds = time.duration_since(SystemTime::UNIX_EPOCH).ok()?.as_secs();
+    if seconds >= YEAR_10000 {
+        return None;
+    }
+    HeaderValue::try_from(httpdate::fmt_http_date(time)).ok()
+}
+
+/// In seconds since the Unix epoch.
+const YEAR_10000: u64 = 253_402_300_800;
 
 /// The declared length of a body, if there is one that can be read.
 pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
@@ -220,8 +234,10 @@ mod tests {
                 HeaderName::from_static("server"),
                 HeaderName::from_static("transfer-encoding"),
                 HeaderName::from_static("x-hop"),
+                HeaderName::from_static("x-secret"),
             ],
         };
+        // Named in both lists: out is the safe side.
         assert!(!keeps(&list, "x-secret"));
         assert!(keeps(&list, "server"));
         assert!(!keeps(&list, "transfer-encoding"));

@@ -240,7 +240,8 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
         self
     }
 
-    /// Adds a response header to those that are never kept.
+    /// Adds a response header to those that are never kept, whatever [`also_store`](Self::also_store)
+    /// says of it.
     pub fn never_store(mut self, name: HeaderName) -> Self {
         self.config.never_stored.also.push(name);
         self

@@ -141,7 +141,14 @@ impl Policy {
             },
             replay_marker: header::display_name(config.marker.as_str()),
             error_header: header::display_name(header::ERROR.as_str()),
-            headers_not_replayed: config.never_stored.describe(),
+            headers_not_replayed: {
+                let mut names = config.never_stored.describe();
+                let marker = config.marker.as_str();
+                if !names.iter().any(|name| name == marker) {
+                    names.push(marker.to_owned());
+                }
+                names
+            },
             problems: problems.collect(),
             documentation: config.documentation.clone(),
         }

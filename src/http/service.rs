@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{HeaderValue, Request, Response};
+use http::{Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
@@ -166,11 +166,8 @@ impl<S: Store, T> IdempotencyService<S, T> {
     }
 }
 
-/// `Early-Data: 1` (RFC 8470 section 5.1): the request may be a copy of one that was sent before.
-/// With a key that is harmless; without one it is not.
+/// `Early-Data`: the request may be a copy of one that was sent before. With a key that is harmless;
+/// without one it is not. Several lines and other values mean what `1` means (RFC 8470 section 5.1).
 fn is_early_data(headers: &http::HeaderMap) -> bool {
-    headers
-        .get_all("early-data")
-        .iter()
-        .any(|value: &HeaderValue| value.as_bytes() == b"1")
+    headers.contains_key("early-data")
 }

@@ -10,7 +10,7 @@ use tower_idempotency::{
 
 use crate::engine::*;
 
-/// A fingerprint whose three parts are told apart by one byte each.
+/// A fingerprint whose first three parts are told apart by one byte each.
 fn parts(recipe: u8, request: u8, caller: u8) -> Fingerprint {
     let mut bytes = [0; Fingerprint::LEN];
     (bytes[0], bytes[4], bytes[36]) = (recipe, request, caller);

@@ -218,9 +218,23 @@ async fn early_data_without_a_key_is_refused_and_with_a_key_is_harmless() {
     let first = app.send(pay("k").header("early-data", "1")).await;
     app.send(pay("k")).await.assert_replays(&first);
     assert_eq!(app.runs(), 1);
+}
 
-    let unmarked = post("/pay").header("early-data", "0");
-    assert_eq!(app.send(unmarked).await.status, 201);
+#[tokio::test]
+async fn early_data_of_any_value_and_number_is_early_data() {
+    let app = App::new(paid);
+    for request in [
+        post("/pay").header("early-data", "1, 1"),
+        post("/pay").header("early-data", "?1"),
+        post("/pay").header("early-data", " 1"),
+        post("/pay")
+            .header("early-data", "0")
+            .header("early-data", "0"),
+    ] {
+        let answer = app.send(request).await;
+        answer.assert_problem(ProblemKind::TooEarly);
+    }
+    assert_eq!(app.runs(), 0);
 }
 
 #[tokio::test]
