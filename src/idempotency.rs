@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::admission::{Admission, AdmitError, Holder, Replay, Settled};
@@ -455,6 +456,7 @@ impl Engine {
             engine: self,
             request: &request,
             acknowledged: false,
+            runtime: Handle::try_current().ok(),
         };
         let answered = self.claim(&request).await;
         asking.acknowledged = match &answered {
@@ -548,7 +550,7 @@ impl Engine {
             Err(error) => {
                 telemetry::fault(Fault::NotSaved, claim.key(), claim.attempt());
                 if error.is_transient() {
-                    self.keep_closing(claim.clone(), closing.clone(), held_until);
+                    self.keep_closing(attempt, closing.clone(), held_until);
                 }
                 Settled::NotSaved
             }
@@ -596,14 +598,20 @@ impl Engine {
         if matches!(closing, Closing::Abandon) {
             telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
         }
-        self.keep_closing(claim.clone(), closing, held_until);
+        self.keep_closing(attempt, closing, held_until);
     }
 
     /// Goes on with a closing move in the background, until the lease ends.
-    fn keep_closing(self: &Arc<Self>, claim: Claim, closing: Closing, held_until: Option<Instant>) {
+    fn keep_closing(
+        self: &Arc<Self>,
+        attempt: &Inner,
+        closing: Closing,
+        held_until: Option<Instant>,
+    ) {
         let engine = Arc::clone(self);
+        let claim = attempt.claim().clone();
         let until = held_until.unwrap_or_else(|| Instant::now() + self.settings.lease);
-        self.tracker.spawn(async move {
+        self.tracker.spawn(attempt.runtime(), async move {
             let closed = engine.insist_once_at_least(&claim, &closing, until).await;
             let fault = match closed {
                 Ok(Completion::Recorded) => return,
@@ -618,7 +626,7 @@ impl Engine {
     }
 
     /// Nobody works under a claim that was not acknowledged: frees it, if it stands.
-    fn free_in_background(self: &Arc<Self>, request: &ClaimRequest) {
+    fn free_in_background(self: &Arc<Self>, request: &ClaimRequest, home: Option<&Handle>) {
         // Stores compare the owner alone, and the attempt of an unanswered claim is unknown.
         let claim = Claim::new(request.key.clone(), request.owner, 0);
         let closing = match request.on_abandoned {
@@ -628,7 +636,7 @@ impl Engine {
         };
         let engine = Arc::clone(self);
         let until = Instant::now() + request.lease;
-        self.tracker.spawn(async move {
+        self.tracker.spawn(home, async move {
             let mut freed = engine.insist_once_at_least(&claim, &closing, until).await;
             if freed.is_ok() {
                 // The claim may have been on its way still, behind the move that freed it.
@@ -687,12 +695,14 @@ struct Asking<'a> {
     engine: &'a Arc<Engine>,
     request: &'a ClaimRequest,
     acknowledged: bool,
+    runtime: Option<Handle>,
 }
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
-            self.engine.free_in_background(self.request);
+            let home = self.runtime.as_ref();
+            self.engine.free_in_background(self.request, home);
         }
     }
 }
