@@ -142,12 +142,8 @@ impl<'c> Table<'c> {
         Ok(Self {
             reads: Reads::prepare(connection)?,
             insert: prepare(INSERT)?,
-            update: prepare(&format!(
-                "UPDATE idempotency_records SET {CHANGED} WHERE id = ?1"
-            ))?,
-            update_with_expiry: prepare(&format!(
-                "UPDATE idempotency_records SET {CHANGED}, expires_at = ?15 WHERE id = ?1"
-            ))?,
+            update: prepare(&update_sql())?,
+            update_with_expiry: prepare(&update_with_expiry_sql())?,
             delete: prepare("DELETE FROM idempotency_records WHERE lookup_key = ?1")?,
             delete_by_id: prepare("DELETE FROM idempotency_records WHERE id = ?1")?,
             due: prepare(&due_sql())?,
@@ -360,6 +356,14 @@ pub(super) fn due_sql() -> String {
          INDEXED BY idempotency_records_expiry \
          WHERE expires_at <= ?1 AND (expires_at, id) > (?2, ?3) ORDER BY expires_at, id LIMIT ?4"
     )
+}
+
+pub(super) fn update_sql() -> String {
+    format!("UPDATE idempotency_records SET {CHANGED} WHERE id = ?1")
+}
+
+pub(super) fn update_with_expiry_sql() -> String {
+    format!("UPDATE idempotency_records SET {CHANGED}, expires_at = ?15 WHERE id = ?1")
 }
 
 const LEASE: &str = "SELECT lease_until FROM idempotency_records \
