@@ -179,6 +179,8 @@ impl<'c> Writer<'c> {
         })
     }
 
+    /// Waits for nobody to join: what comes during a commit is the next batch. A pause before each
+    /// commit was measured; it made batches a third larger and few callers a third slower.
     fn serve(&mut self, queue: &mut mpsc::Receiver<Box<dyn Move>>) {
         let mut batch = Batch::with_capacity(LARGEST_BATCH);
         while queue.blocking_recv_many(&mut batch, LARGEST_BATCH) > 0 {
@@ -243,6 +245,7 @@ impl<'c> Writer<'c> {
             for call in batch.extract_if(.., |call| call.deadline() <= now) {
                 call.refuse(busy());
             }
+            // Those that came meanwhile wait for the lock together with the others.
             while batch.len() < LARGEST_BATCH
                 && let Ok(call) = queue.try_recv()
             {
