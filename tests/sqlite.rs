@@ -663,6 +663,21 @@ fn the_store_says_what_it_is() {
     assert!(properties.durable && properties.shared);
 }
 
+#[test]
+fn a_store_serves_one_runtime_after_another() {
+    let folder = Folder::new();
+    // Opened outside of any of them, with the longest patience there is.
+    let options = SqliteOptions::new().busy_timeout(Duration::MAX);
+    let store = options.open(folder.file()).unwrap();
+    for name in ["one", "two"] {
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        runtime.unwrap().block_on(finish(&store, name));
+    }
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let shown = runtime.block_on(existing(&store, &request("one")));
+    assert_eq!(outcome(&shown), &response(b"one"));
+}
+
 #[tokio::test]
 async fn a_foreign_cursor_is_refused() {
     let folder = Folder::new();

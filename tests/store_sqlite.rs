@@ -11,7 +11,7 @@ use std::time::Duration;
 use tower_idempotency::testing::Harness;
 use tower_idempotency::{SqliteStore, Store, async_trait, store_conformance};
 
-struct Sqlite<S>(S, SqliteStore, support::Folder);
+struct Sqlite<S>(S, SqliteStore, #[expect(dead_code)] support::Folder);
 
 fn sqlite<S>(wrap: impl FnOnce(SqliteStore) -> S) -> Sqlite<S> {
     let folder = support::Folder::new();

@@ -13,6 +13,8 @@ use super::error::{busy, failed, is_busy};
 /// Opens a file for writing, and makes it if it is not there.
 pub(super) fn writer(path: &Path, deadline: Instant) -> Result<Connection, StoreError> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_CREATE)?;
+    // The writer waits by itself; rusqlite's default would be 5 s within SQLite.
+    connection.busy_timeout(Duration::ZERO).map_err(failed)?;
     patiently(deadline, || use_wal(&connection))?;
     patiently(deadline, || connection.execute_batch(WRITER))?;
     check_mode(&connection)?;

@@ -274,10 +274,10 @@ impl SqliteOptions {
     /// included, before it is [`Unavailable`](crate::StoreErrorKind::Unavailable). Default: 4 s, a
     /// little less than what the engine allows for a store call, so that a caller hears the reason.
     ///
-    /// Zero asks once.
+    /// Zero asks once. More than a day is a day.
     #[must_use]
     pub fn busy_timeout(mut self, limit: Duration) -> Self {
-        self.busy_timeout = limit;
+        self.busy_timeout = limit.min(LONGEST_BUSY_TIMEOUT);
         self
     }
 
@@ -516,6 +516,7 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 }
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(4);
+const LONGEST_BUSY_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Far above what a healthy disk lets queue up; what is beyond it would have to wait too long.
 const QUEUED_MOVES: usize = 8_192;
 const PURGE_SLICE: Duration = Duration::from_millis(5);

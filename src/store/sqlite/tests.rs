@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use futures_util::FutureExt;
 use rusqlite::Connection;
 
 use super::*;
@@ -121,6 +122,15 @@ fn a_commit_is_flushed_before_it_is_acknowledged() {
 }
 
 #[test]
+fn the_writer_leaves_no_waiting_to_sqlite() {
+    let folder = Folder::new();
+    let connection = migrated(&folder);
+    let sql = "PRAGMA busy_timeout";
+    let timeout: i64 = connection.query_row(sql, [], |row| row.get(0)).unwrap();
+    assert_eq!(timeout, 0);
+}
+
+#[test]
 fn the_reader_cannot_write() {
     let folder = Folder::new();
     let _writer = migrated(&folder);
@@ -198,13 +208,14 @@ struct OneBatch {
 }
 
 impl OneBatch {
-    /// The third claim is the one that `tampering` is about: its scope is `bad`.
+    /// The third claim is the one that `tampering` is about: its scope begins with `bad`, and takes
+    /// ten pages.
     async fn with(tampering: &str) -> Self {
         let folder = Folder::new();
         let connection = migrated(&folder);
         connection.execute_batch(tampering).unwrap();
         let mut requests = [request(), request(), request(), request()];
-        requests[2].key = ScopedKey::new("http", "bad", &IdempotencyKey::random());
+        requests[2].key = ScopedKey::new("http", &"bad".repeat(14_000), &IdempotencyKey::random());
         let (queue, moves) = mpsc::channel(8);
         let answers = requests.clone().map(|request| {
             let (reply, answer) = Reply::channel();
@@ -253,7 +264,7 @@ impl OneBatch {
 #[tokio::test]
 async fn a_statement_that_fails_fails_alone() {
     let batch = OneBatch::with(
-        "CREATE TRIGGER no AFTER INSERT ON idempotency_records WHEN NEW.scope = 'bad'
+        "CREATE TRIGGER no AFTER INSERT ON idempotency_records WHEN NEW.scope LIKE 'bad%'
          BEGIN SELECT RAISE(ABORT, 'no'); END;",
     )
     .await;
@@ -264,12 +275,26 @@ async fn a_statement_that_fails_fails_alone() {
 #[tokio::test]
 async fn a_failure_that_takes_the_transaction_along_fails_alone() {
     let batch = OneBatch::with(
-        "CREATE TRIGGER no AFTER INSERT ON idempotency_records WHEN NEW.scope = 'bad'
+        "CREATE TRIGGER no AFTER INSERT ON idempotency_records WHEN NEW.scope LIKE 'bad%'
          BEGIN SELECT RAISE(ROLLBACK, 'no'); END;",
     )
     .await;
     assert_eq!(batch.kept(), [true, true, false, true]);
     assert_eq!(batch.commits, 1);
+}
+
+#[tokio::test]
+async fn a_record_that_the_disk_has_no_room_for_fails_alone() {
+    // The pages that the tables have by now, and two more.
+    let folder = Folder::new();
+    let pages: i64 = migrated(&folder)
+        .query_row("PRAGMA page_count", [], |row| row.get(0))
+        .unwrap();
+    let batch = OneBatch::with(&format!("PRAGMA max_page_count = {}", pages + 2)).await;
+    assert_eq!(batch.kept(), [true, true, false, true]);
+    let full = batch.claimed[2].as_ref().unwrap_err();
+    assert_eq!(full.kind(), StoreErrorKind::Unavailable);
+    assert!(full.to_string().contains("disk is full"), "{full}");
 }
 
 #[tokio::test]
@@ -281,7 +306,7 @@ async fn a_commit_that_fails_is_unavailable_for_all_of_its_batch() {
          CREATE TABLE orphans (
              parent INTEGER REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED
          );
-         CREATE TRIGGER debt AFTER INSERT ON idempotency_records WHEN NEW.scope = 'bad'
+         CREATE TRIGGER debt AFTER INSERT ON idempotency_records WHEN NEW.scope LIKE 'bad%'
          BEGIN INSERT INTO orphans VALUES (7); END;",
     )
     .await;
@@ -294,6 +319,20 @@ async fn a_commit_that_fails_is_unavailable_for_all_of_its_batch() {
     }
     // And the connection is as good as before.
     assert!(batch.connection.is_autocommit());
+}
+
+#[tokio::test]
+async fn a_waiter_of_this_process_is_woken_and_need_not_look() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(folder.file()).unwrap();
+    let Claimed::Acquired { claim, .. } = store.claim(&request()).await.unwrap() else {
+        panic!("a new key was not free");
+    };
+    let watch = store.inner.shared.watchers.watch(claim.key());
+    let mut rings = Box::pin(watch.next());
+    assert!((&mut rings).now_or_never().is_none());
+    let _ = store.release(&claim).await.unwrap();
+    assert!(rings.now_or_never().is_some());
 }
 
 #[test]
