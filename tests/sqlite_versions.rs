@@ -51,7 +51,7 @@ fn request(name: &str) -> ClaimRequest {
 async fn existing(store: &SqliteStore, name: &str) -> Record {
     match store.claim(&request(name)).await.unwrap() {
         Claimed::Existing(record) => record,
-        other => panic!("{name} was free: {other:?}"),
+        Claimed::Acquired { claim, .. } => panic!("{name} was free: {claim:?}"),
     }
 }
 

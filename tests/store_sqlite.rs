@@ -11,7 +11,7 @@ use std::time::Duration;
 use tower_idempotency::testing::Harness;
 use tower_idempotency::{SqliteStore, Store, async_trait, store_conformance};
 
-struct Sqlite<S>(S, SqliteStore, #[expect(dead_code)] support::Folder);
+struct Sqlite<S>(S, SqliteStore, support::Folder);
 
 fn sqlite<S>(wrap: impl FnOnce(SqliteStore) -> S) -> Sqlite<S> {
     let folder = support::Folder::new();
@@ -28,7 +28,7 @@ impl<S: Store + Clone> Harness for Sqlite<S> {
     }
 
     async fn age(&self, key: &tower_idempotency::ScopedKey, by: Duration) {
-        assert!(self.1.age(key, by).await.unwrap(), "no record of {key:?}");
+        assert!(self.1.age(key, by).await.unwrap(), "not in {}", self.2);
     }
 }
 

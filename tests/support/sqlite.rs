@@ -1,5 +1,6 @@
 //! Throw-away SQLite files.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,6 +27,12 @@ impl Folder {
     #[allow(dead_code, reason = "not every test binary needs it")]
     pub fn path(&self) -> &Path {
         &self.0
+    }
+}
+
+impl fmt::Display for Folder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
     }
 }
 

@@ -18,6 +18,10 @@ pub(super) struct Clock {
 }
 
 impl Clock {
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "this is the store's clock: it reads the wall clock"
+    )]
     pub(super) fn now(&self) -> Micros {
         let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
         self.not_before_the_latest(since_epoch.map_or(0, micros))

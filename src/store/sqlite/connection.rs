@@ -1,17 +1,17 @@
 //! Connections to the file, and patience with whoever has locked it.
 
 use std::path::Path;
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
 use crate::error::{StoreError, StoreErrorKind};
 
 use super::error::{busy, failed, is_busy};
+use super::patience::{Deadline, Pauses};
 
 /// Opens a file for writing, and makes it if it is not there.
-pub(super) fn writer(path: &Path, deadline: Instant) -> Result<Connection, StoreError> {
+pub(super) fn writer(path: &Path, deadline: Deadline) -> Result<Connection, StoreError> {
     let connection = open(path, OpenFlags::SQLITE_OPEN_CREATE)?;
     // The writer waits by itself; rusqlite's default would be 5 s within SQLite.
     connection.busy_timeout(Duration::ZERO).map_err(failed)?;
@@ -26,7 +26,7 @@ pub(super) fn writer(path: &Path, deadline: Instant) -> Result<Connection, Store
 pub(super) fn reader(
     path: &Path,
     busy_timeout: Duration,
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<Connection, StoreError> {
     let connection = open(path, OpenFlags::empty())?;
     // A reader waits for nobody, but for a process that repairs the log after another one's crash.
@@ -37,20 +37,27 @@ pub(super) fn reader(
 
 /// Repeats what somebody else's lock refuses, until `deadline`.
 pub(super) fn patiently<T>(
-    deadline: Instant,
+    deadline: Deadline,
     mut act: impl FnMut() -> Result<T, rusqlite::Error>,
 ) -> Result<T, StoreError> {
+    let mut pauses = pauses();
     loop {
         match act() {
             Err(error) if is_busy(&error) => {
-                if Instant::now() >= deadline {
+                if deadline.is_over() {
                     return Err(busy().with_source(error));
                 }
-                thread::sleep(PAUSE);
+                pauses.sleep();
             }
             done => return done.map_err(failed),
         }
     }
+}
+
+/// Between two tries to get at a locked file. Short ones, and slept by the store: SQLite's own are
+/// longer and even, and let some of many processes wait for ever.
+pub(super) fn pauses() -> Pauses {
+    Pauses::new(Duration::from_micros(200), Duration::from_millis(5))
 }
 
 fn open(path: &Path, create: OpenFlags) -> Result<Connection, StoreError> {
@@ -113,5 +120,3 @@ const WRITER: &str = "PRAGMA synchronous = FULL; PRAGMA fullfsync = ON; \
 
 const READER: &str =
     "PRAGMA query_only = ON; PRAGMA cell_size_check = ON; PRAGMA trusted_schema = OFF;";
-
-const PAUSE: Duration = Duration::from_millis(2);

@@ -4,6 +4,7 @@ mod clock;
 mod columns;
 mod connection;
 mod error;
+mod patience;
 mod reader;
 mod row;
 mod schema;
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -35,6 +36,7 @@ use crate::store::{
 
 use self::clock::{Clock, Micros};
 use self::error::{full_queue, unanswered};
+use self::patience::{Deadline, Pauses};
 use self::row::{After, Row};
 use self::table::{Reads, Table};
 use self::watchers::Watchers;
@@ -181,7 +183,7 @@ impl SqliteStore {
     ) -> Result<(Self, [JoinHandle<()>; 2]), StoreError> {
         schema::check_library(rusqlite::version_number())?;
         let busy_timeout = options.busy_timeout;
-        let deadline = Instant::now() + busy_timeout;
+        let deadline = Deadline::after(busy_timeout);
         let writer = connection::writer(path, deadline)?;
         schema::migrate(&writer, schema::MIGRATIONS, deadline)?;
         // What is wrong with the tables shows when the statements are prepared, before any request.
@@ -440,8 +442,8 @@ impl Store for SqliteStore {
         while purged.removed < limit {
             let left = limit - purged.removed;
             let swept = self.make(None, move |table, now| {
-                let started = Instant::now();
-                table.purge(from, left, now, || started.elapsed() >= PURGE_SLICE)
+                let slice = Deadline::after(PURGE_SLICE);
+                table.purge(from, left, now, || slice.is_over())
             });
             let swept = swept.await?;
             purged.removed += swept.purged.removed;
@@ -469,7 +471,7 @@ impl Store for SqliteStore {
     ) -> Result<(), StoreError> {
         let began = tokio::time::Instant::now();
         let watch = self.inner.shared.watchers.watch(key);
-        let mut longest = FIRST_POLL;
+        let mut polls = Pauses::new(FIRST_POLL, LONGEST_POLL);
         loop {
             // Before the look, so that no change comes between.
             let rings = watch.next();
@@ -488,16 +490,14 @@ impl Store for SqliteStore {
             let lease_left = Duration::from_micros(lease_left.try_into().unwrap_or(0));
             // The bell rings for what this process does. What others do shows only in the file, and
             // the waiters of many processes shall not look at the same moment.
-            let pause = longest.mul_f64(0.5 + rand::random::<f64>() / 2.0);
-            let _ = tokio::time::timeout(pause.min(lease_left).min(left), rings).await;
-            longest = LONGEST_POLL.min(longest * 2);
+            let _ = tokio::time::timeout(polls.next().min(lease_left).min(left), rings).await;
         }
     }
 }
 
 impl Inner {
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.busy_timeout
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.busy_timeout)
     }
 
     fn enqueue_look(&self, look: reader::Look) -> Result<(), StoreError> {

@@ -1,13 +1,12 @@
 //! Which tables a file has, and how an older one becomes a current one.
 
-use std::time::Instant;
-
 use rusqlite::{Connection, OptionalExtension};
 
 use crate::error::{StoreError, StoreErrorKind};
 
 use super::connection::patiently;
 use super::error::failed;
+use super::patience::Deadline;
 
 /// What `migrations/sqlite` holds, in order. A script ends by writing its number to
 /// `idempotency_schema`.
@@ -37,7 +36,7 @@ pub(super) fn check_library(version: i32) -> Result<(), StoreError> {
 pub(super) fn migrate(
     connection: &Connection,
     migrations: &[&str],
-    deadline: Instant,
+    deadline: Deadline,
 ) -> Result<(), StoreError> {
     // Looked at first without a lock: a current file can be opened while somebody writes to it.
     if pending(connection, migrations)?.is_empty() {

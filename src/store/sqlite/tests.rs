@@ -33,8 +33,8 @@ impl Drop for Folder {
     }
 }
 
-fn deadline() -> Instant {
-    Instant::now() + BUSY_TIMEOUT
+fn deadline() -> Deadline {
+    Deadline::after(BUSY_TIMEOUT)
 }
 
 fn migrated(folder: &Folder) -> Connection {

@@ -3,8 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
-use std::time::{Duration, Instant};
 
 use rusqlite::{Connection, Statement};
 use tokio::sync::{mpsc, oneshot};
@@ -14,7 +12,9 @@ use crate::scope::ScopedKey;
 
 use super::Shared;
 use super::clock::Micros;
+use super::connection::pauses;
 use super::error::{busy, failed, full_queue, is_busy, unanswered, uncommitted};
+use super::patience::Deadline;
 use super::table::Table;
 
 /// A move on its way through the writer.
@@ -22,7 +22,7 @@ pub(super) trait Move: Send {
     /// Whose waiters want to hear of it.
     fn key(&self) -> Option<&ScopedKey>;
     /// When it is too late to begin with it.
-    fn deadline(&self) -> Instant;
+    fn deadline(&self) -> Deadline;
     /// Whether it shall be made although nobody waits for its reply any more.
     fn is_wanted(&self) -> bool;
     /// Makes the move within a transaction, and keeps the reply. May be called again when that
@@ -39,7 +39,7 @@ pub(super) type Queue = mpsc::Sender<Box<dyn Move>>;
 /// A move that is written as a closure.
 pub(super) struct Call<T, F> {
     pub(super) key: Option<ScopedKey>,
-    pub(super) deadline: Instant,
+    pub(super) deadline: Deadline,
     pub(super) unattended: Unattended,
     pub(super) apply: F,
     pub(super) reply: Reply<T>,
@@ -76,7 +76,7 @@ where
     T: Send + 'static,
     F: FnMut(&mut Table<'_>, Micros) -> Result<T, StoreError> + Send + 'static,
 {
-    pub(super) fn new(deadline: Instant, reply: Reply<T>, apply: F) -> Self {
+    pub(super) fn new(deadline: Deadline, reply: Reply<T>, apply: F) -> Self {
         Self {
             key: None,
             deadline,
@@ -107,7 +107,7 @@ where
         self.key.as_ref()
     }
 
-    fn deadline(&self) -> Instant {
+    fn deadline(&self) -> Deadline {
         self.deadline
     }
 
@@ -192,10 +192,10 @@ impl<'c> Writer<'c> {
 
     /// One transaction. Leaves in the batch what has to be tried again in another one.
     fn settle(&mut self, batch: &mut Batch, queue: &mut mpsc::Receiver<Box<dyn Move>>) {
-        batch.retain(|call| call.is_wanted());
         if !self.lock(batch, queue) {
             return;
         }
+        batch.retain(|call| call.is_wanted());
         for n in 0..batch.len() {
             let applied = batch[n].apply(&mut self.table, self.shared.clock.now());
             // A statement that fails is undone alone, as a rule. Some failures take the whole
@@ -224,11 +224,10 @@ impl<'c> Writer<'c> {
 
     /// Takes the write lock, and tells whether there is something left to do with it.
     fn lock(&mut self, batch: &mut Batch, queue: &mut mpsc::Receiver<Box<dyn Move>>) -> bool {
-        let mut longest = FIRST_PAUSE;
+        let mut pauses = pauses();
         while !batch.is_empty() {
-            let error = match self.begin.execute([]) {
-                Ok(_) => return true,
-                Err(error) => error,
+            let Err(error) = self.begin.execute([]) else {
+                return true;
             };
             if !is_busy(&error) {
                 let error = Arc::new(error);
@@ -237,12 +236,8 @@ impl<'c> Writer<'c> {
                 }
                 return false;
             }
-            // Slept here and not by SQLite's busy handler: among many processes its long and even
-            // pauses let some wait for ever, and moves that come meanwhile would wait twice.
-            thread::sleep(longest.mul_f64(0.5 + rand::random::<f64>() / 2.0));
-            longest = LONGEST_PAUSE.min(longest * 2);
-            let now = Instant::now();
-            for call in batch.extract_if(.., |call| call.deadline() <= now) {
+            pauses.sleep();
+            for call in batch.extract_if(.., |call| call.deadline().is_over()) {
                 call.refuse(busy());
             }
             // Those that came meanwhile wait for the lock together with the others.
@@ -265,6 +260,3 @@ fn roll_back(connection: &Connection) {
 
 /// Enough to share a commit among many, few enough that the first does not wait long for the last.
 const LARGEST_BATCH: usize = 256;
-/// Between two tries to take the write lock; the pause doubles, and is cut by up to a half at random.
-const FIRST_PAUSE: Duration = Duration::from_micros(200);
-const LONGEST_PAUSE: Duration = Duration::from_millis(5);
