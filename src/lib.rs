@@ -153,6 +153,8 @@ pub use store::MemoryStore;
 pub use store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
+#[cfg(feature = "sqlite-system")]
+pub use store::{SqliteOptions, SqliteStore};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

@@ -17,6 +17,10 @@ use crate::scope::ScopedKey;
 mod memory;
 #[cfg(feature = "memory")]
 pub use memory::MemoryStore;
+#[cfg(feature = "sqlite-system")]
+mod sqlite;
+#[cfg(feature = "sqlite-system")]
+pub use sqlite::{SqliteOptions, SqliteStore};
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///
