@@ -82,3 +82,5 @@ pub use store::MemoryStore;
 pub use store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
+#[cfg(feature = "postgres")]
+pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};

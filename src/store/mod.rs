@@ -17,6 +17,10 @@ use crate::scope::ScopedKey;
 mod memory;
 #[cfg(feature = "memory")]
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///
