@@ -25,8 +25,10 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::NoTls;
 use tokio_postgres::types::Type;
+use tower_idempotency::testing::Harness;
 use tower_idempotency::{
-    PostgresOptions, PostgresStore, ScopedKey, Store, async_trait, testing::Harness,
+    ClaimRequest, Claimed, Fingerprint, PostgresOptions, PostgresStore, ScopedKey, Store,
+    async_trait,
 };
 
 /// One running server, shared by the tests of one program.
@@ -94,6 +96,11 @@ impl Server {
 
     /// A new server with these settings, all others as PostgreSQL ships them.
     pub fn start_with(settings: &[&str]) -> Self {
+        Self::start_with_files(settings, &[])
+    }
+
+    /// The same, with files in its data folder that settings may name.
+    pub fn start_with_files(settings: &[&str], files: &[(&str, &str)]) -> Self {
         let folder = temporary_folder();
         let guardian = guardian(&folder);
         let data = folder.join("data");
@@ -112,6 +119,12 @@ impl Server {
         let first = "host all with_password 127.0.0.1/32 scram-sha-256\n";
         fs::write(&rules, format!("{first}{rest}")).expect("pg_hba.conf can be written");
 
+        for (name, content) in files {
+            let path = data.join(name);
+            fs::write(&path, content).expect("the folder can be written");
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("permissions");
+            give_to_server(&path);
+        }
         let common = [
             "listen_addresses=127.0.0.1",
             "max_connections=150",
@@ -147,22 +160,13 @@ impl Server {
         format!("{server}/{database}?{options}")
     }
 
-    /// Where it listens, for a proxy. Only for a server of our own.
-    pub fn port(&self) -> u16 {
-        self.own().port
+    /// Where it listens, for a proxy.
+    pub fn address(&self) -> (String, u16) {
+        address(&self.url)
     }
 
     pub fn folder(&self) -> &Path {
         &self.own().folder
-    }
-
-    /// Makes a file that the server can read, with nobody else's eyes on it.
-    pub fn file(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.folder().join(name);
-        fs::write(&path, content).expect("the folder can be written");
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("permissions");
-        give_to_server(&path);
-        path
     }
 
     /// Kills it as a loss of power would, and waits until nothing of it runs.
@@ -252,7 +256,9 @@ impl Own {
             }
             sleep(TICK);
         }
-        panic!("the server does not answer: {}", self.log());
+        let _ = child.kill();
+        let _ = child.wait();
+        false
     }
 
     fn log(&self) -> String {
@@ -365,6 +371,21 @@ impl Fresh {
             schema: self.schema,
             raw: self.raw,
         }
+    }
+}
+
+impl Fresh {
+    /// Inserts a record of this key in a transaction that stays open on [`raw`](Self::raw).
+    pub async fn hold_uncommitted(&self, key: &ScopedKey) {
+        let request = ClaimRequest::new(key.clone(), Fingerprint::of(&[b"held"]));
+        let claimed = self.store.claim(&request).await.unwrap();
+        assert!(matches!(claimed, Claimed::Acquired { .. }), "{claimed:?}");
+        let table = self.table();
+        let saved = format!("CREATE TEMP TABLE saved AS SELECT * FROM {table}");
+        self.raw.batch_execute(&saved).await.unwrap();
+        assert!(self.store.remove(key).await.unwrap());
+        let insert = format!("BEGIN; INSERT INTO {table} SELECT * FROM saved");
+        self.raw.batch_execute(&insert).await.unwrap();
     }
 }
 
@@ -604,6 +625,21 @@ fn address(url: &str) -> (String, u16) {
         other => panic!("a server that is reached by TCP is needed, not {other:?}"),
     };
     (host, config.get_ports().first().copied().unwrap_or(5432))
+}
+
+/// Asks until the answer is yes; for what goes on in a server.
+pub async fn wait_for(client: &tokio_postgres::Client, question: &str) {
+    let asked = async {
+        loop {
+            let answer = client.query_one(question, &[]).await.unwrap();
+            if answer.get::<_, bool>(0) {
+                return;
+            }
+            tokio::time::sleep(TICK).await;
+        }
+    };
+    let asked = tokio::time::timeout(PATIENCE, asked).await;
+    asked.unwrap_or_else(|_| panic!("never true: {question}"));
 }
 
 /// Waits for something outside of this program that nobody tells of.

@@ -254,6 +254,10 @@ impl Lent {
         self.end = End::Return;
     }
 
+    #[expect(
+        clippy::unreachable,
+        reason = "nothing but `drop` takes the connection"
+    )]
     pub(super) fn client(&self) -> &ClientWrapper {
         match &self.client {
             Some(client) => client,

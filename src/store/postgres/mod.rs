@@ -138,11 +138,7 @@ impl PostgresStore {
     /// store's own. Statements that take too long are abandoned with their connection, but not
     /// cancelled on the server, because a pool keeps to itself how it connects.
     pub fn from_pool(pool: Pool) -> Self {
-        let defaults = Self::options().from_pool(pool);
-        match defaults {
-            Ok(store) => store,
-            Err(_) => unreachable!("the default names are names"),
-        }
+        Self::options().in_pool(Names::default(), pool, None)
     }
 
     /// Settings, for a store that is not the default one.

@@ -69,6 +69,15 @@ impl Names {
     }
 }
 
+impl Default for Names {
+    fn default() -> Self {
+        Self {
+            schema: None,
+            table: DEFAULT_TABLE.to_owned(),
+        }
+    }
+}
+
 /// An identifier in its quotes. Checked names hold none, so nothing has to be doubled.
 pub(super) fn quoted(name: &str) -> String {
     format!("\"{name}\"")

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Pool, RecyclingMethod};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::error::{StoreError, StoreErrorKind};
 
@@ -124,13 +125,7 @@ impl PostgresOptions {
         let pool = pool.map_err(|error| {
             StoreError::new(StoreErrorKind::Other, "the pool cannot be built").with_source(error)
         })?;
-        let client = Client {
-            pool,
-            tls: Some(target.tls),
-            prepared: Prepared::new(self.prepared_statements),
-            limit: self.time_limit,
-        };
-        let store = PostgresStore::new(names, client);
+        let store = self.in_pool(names, pool, Some(target.tls));
         store.reach().await?;
         Ok(store)
     }
@@ -142,13 +137,22 @@ impl PostgresOptions {
     /// `Other` for a name that cannot be a table's or a schema's.
     pub fn from_pool(self, pool: Pool) -> Result<PostgresStore, StoreError> {
         let names = Names::new(self.schema.as_deref(), &self.table)?;
+        Ok(self.in_pool(names, pool, None))
+    }
+
+    pub(super) fn in_pool(
+        self,
+        names: Names,
+        pool: Pool,
+        tls: Option<MakeRustlsConnect>,
+    ) -> PostgresStore {
         let client = Client {
             pool,
-            tls: None,
+            tls,
             prepared: Prepared::new(self.prepared_statements),
             limit: self.time_limit,
         };
-        Ok(PostgresStore::new(names, client))
+        PostgresStore::new(names, client)
     }
 }
 

@@ -282,7 +282,7 @@ mod tests {
         // Rows keep them; a change of what goes in needs another format.
         let owner = Owner::from_bytes([2; 16]);
         let fingerprint = Fingerprint::from_bytes([3; Fingerprint::LEN]);
-        assert_eq!(claim_sum(&[1; 32], &fingerprint, &owner, 4), 0);
-        assert_eq!(outcome_sum(&[1; 32], &owner, b"frame"), 0);
+        assert_eq!(claim_sum(&[1; 32], &fingerprint, &owner, 4), 295077953);
+        assert_eq!(outcome_sum(&[1; 32], &owner, b"frame"), 393224595);
     }
 }

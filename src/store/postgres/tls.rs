@@ -60,9 +60,12 @@ impl Options {
     /// always verified, so that `verify-ca` and `verify-full` ask for no more than `require`.
     fn taken_from(url: &str) -> (String, Self) {
         let mut options = Self::default();
-        let Some((base, query)) = url.split_once('?') else {
+        // As the driver reads it: a password may hold a question mark.
+        let host = url.find('@').unwrap_or(0);
+        let Some(query) = url[host..].find('?') else {
             return (url.to_owned(), options);
         };
+        let (base, query) = (&url[..host + query], &url[host + query + 1..]);
         let left: Vec<&str> = query
             .split('&')
             .filter(|option| match option.split_once('=') {
@@ -179,13 +182,16 @@ mod tests {
         assert_eq!(options.roots.as_deref(), Some("/a b%zz.pem"));
         let (url, _) = Options::taken_from("postgres://u@h/d?sslmode=verify-full");
         assert_eq!(url, "postgres://u@h/d");
+        let (url, options) = Options::taken_from("postgres://u:a?sslmode=verify-ca&b@h/d?a=b");
+        assert_eq!(url, "postgres://u:a?sslmode=verify-ca&b@h/d?a=b");
+        assert!(!options.always);
     }
 
     #[test]
     fn no_error_shows_the_password() {
         for url in [
             "postgres://u:canary@h:port/d",
-            "postgres://u:can?ary@h/d",
+            "postgres://u:can?ary@h/d?x=y",
             "postgres://u:canary@h/d?canary=1",
             "postgres://u:canary@h/d?sslmode=canary",
             "postgres://u:canary@h/d?sslrootcert=/no/such/file",
