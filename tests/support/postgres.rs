@@ -194,7 +194,8 @@ impl Server {
         signal("-CONT", &self.processes());
     }
 
-    fn processes(&self) -> Vec<u32> {
+    /// The server process and its children, for a look at what they use.
+    pub fn processes(&self) -> Vec<u32> {
         let postmaster = self.own().postmaster.lock().unwrap();
         family(postmaster.as_ref().expect("the server runs").id())
     }

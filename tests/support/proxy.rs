@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test program uses its own part")]
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -34,6 +35,7 @@ pub struct Proxy {
     port: u16,
     mode: watch::Sender<Mode>,
     held: Arc<Notify>,
+    turns: Arc<Turns>,
 }
 
 impl Proxy {
@@ -42,17 +44,24 @@ impl Proxy {
         let port = listener.local_addr().expect("it has an address").port();
         let (mode, modes) = watch::channel(Mode::Pass);
         let held = Arc::new(Notify::new());
+        let turns = Arc::new(Turns::default());
         let wire = Wire {
             modes,
             mode: mode.clone(),
             held: held.clone(),
+            turns: turns.clone(),
         };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 tokio::spawn(wire.clone().connect(client, upstream));
             }
         });
-        Self { port, mode, held }
+        Self {
+            port,
+            mode,
+            held,
+            turns,
+        }
     }
 
     pub fn port(&self) -> u16 {
@@ -61,6 +70,11 @@ impl Proxy {
 
     pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
+    }
+
+    /// How often a client spoke after the server had; meant for one connection at a time.
+    pub fn round_trips(&self) -> usize {
+        self.turns.count.load(Ordering::SeqCst)
     }
 
     /// Waits until something is held that would have arrived.
@@ -74,6 +88,22 @@ struct Wire {
     modes: watch::Receiver<Mode>,
     mode: watch::Sender<Mode>,
     held: Arc<Notify>,
+    turns: Arc<Turns>,
+}
+
+#[derive(Default)]
+struct Turns {
+    count: AtomicUsize,
+    clients: AtomicBool,
+}
+
+impl Turns {
+    fn speaks(&self, which: Direction) {
+        let client = which == Direction::Requests;
+        if !self.clients.swap(client, Ordering::SeqCst) && client {
+            self.count.fetch_add(1, Ordering::SeqCst);
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -102,6 +132,7 @@ impl Wire {
             if read == 0 || !self.may_pass(which).await {
                 return;
             }
+            self.turns.speaks(which);
             if to.write_all(&bytes[..read]).await.is_err() {
                 return;
             }
