@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use claims::{acquire, existing, finish, key, of_kind, outcome, request, unavailable};
 use deadpool_postgres::{Manager, Pool};
-use postgres::{Bouncer, Fresh, Server, raw, shared, unused_name};
+use postgres::{Bouncer, Fresh, Leftovers, Server, raw, shared, unused_name};
 use tokio_postgres::{Config, NoTls};
 use tower_idempotency::StoreErrorKind::{Corrupt, Other};
 use tower_idempotency::testing::Harness;
@@ -62,10 +62,7 @@ async fn a_wrong_password_is_refused_and_shown_nowhere() {
     let server = Server::start();
     let create = "CREATE ROLE with_password LOGIN PASSWORD 'right'";
     raw(server.url()).await.batch_execute(create).await.unwrap();
-    let url = |password: &str| {
-        let (_, host) = server.url().rsplit_once('@').unwrap();
-        format!("postgres://with_password:{password}@{host}")
-    };
+    let url = |password: &str| server.url_by("with_password", password);
     let right = PostgresStore::connect(&url("right")).await.unwrap();
     let refused = of_kind(Other, PostgresStore::connect(&url("canary")).await);
     for text in [
@@ -84,6 +81,7 @@ async fn a_wrong_password_is_refused_and_shown_nowhere() {
 #[tokio::test]
 async fn missing_tables_are_named_with_what_to_do() {
     let schema = unused_name();
+    let _leftovers = Leftovers::schema(shared().url(), &schema);
     let options = PostgresStore::options().schema(&schema);
     let store = options.connect(shared().url()).await.unwrap();
     for error in [
@@ -161,6 +159,7 @@ async fn somebody_elses_table_is_not_mistaken_for_ours() {
     assert_eq!(problem(&error), &PostgresSchemaError::Altered);
 
     let schema = unused_name();
+    let _leftovers = Leftovers::schema(shared().url(), &schema);
     let table =
         format!("CREATE SCHEMA {schema}; CREATE TABLE {schema}.idempotency_keys (id bytea)");
     fresh.raw.batch_execute(&table).await.unwrap();
@@ -179,6 +178,7 @@ async fn somebody_elses_table_is_not_mistaken_for_ours() {
 #[tokio::test]
 async fn a_database_that_cannot_keep_every_text_is_refused() {
     let name = unused_name();
+    let _leftovers = Leftovers::database(&name);
     let create = format!("CREATE DATABASE {name} ENCODING 'LATIN1' TEMPLATE template0");
     raw(shared().url())
         .await
@@ -218,6 +218,7 @@ async fn a_read_only_server_a_full_disk_and_a_cancelled_statement_are_unavailabl
 #[tokio::test]
 async fn a_server_that_gives_no_writes_is_left_for_another_connection() {
     let name = unused_name();
+    let _leftovers = Leftovers::database(&name);
     let setup = raw(shared().url()).await;
     setup
         .batch_execute(&format!("CREATE DATABASE {name}"))
@@ -244,12 +245,13 @@ async fn a_server_that_gives_no_writes_is_left_for_another_connection() {
 async fn a_user_without_the_rights_is_told_which() {
     let fresh = Fresh::store().await;
     let role = unused_name();
+    let _leftovers = Leftovers::role(&role);
     let create = format!(
-        "CREATE ROLE {role} LOGIN; GRANT USAGE ON SCHEMA {} TO {role}",
+        "CREATE ROLE {role} LOGIN PASSWORD 'password'; GRANT USAGE ON SCHEMA {} TO {role}",
         fresh.schema
     );
     fresh.raw.batch_execute(&create).await.unwrap();
-    let url = shared().url().replace("//postgres@", &format!("//{role}@"));
+    let url = shared().url_by(&role, "password");
     let store = PostgresStore::options().schema(&fresh.schema);
     let store = store.connect(&url).await.unwrap();
     let error = of_kind(Other, store.claim(&request("key")).await);
@@ -575,6 +577,7 @@ async fn an_expired_record_is_claimed_whatever_it_holds() {
 #[tokio::test]
 async fn rows_of_version_one_are_read_as_they_were_written() {
     let schema = unused_name();
+    let _leftovers = Leftovers::schema(shared().url(), &schema);
     let raw = raw(shared().url()).await;
     let fixture = include_str!("fixtures/postgres_v1.sql");
     let load = format!("CREATE SCHEMA {schema}; SET search_path TO {schema}; {fixture}");

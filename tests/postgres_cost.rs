@@ -66,7 +66,7 @@ async fn a_replay_a_duplicate_in_flight_and_a_mismatch_write_nothing() {
 #[tokio::test]
 async fn a_claim_takes_as_many_round_trips_as_it_is_said_to_take() {
     let proxy = Proxy::before(shared().address().1).await;
-    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let url = shared().url_through(proxy.port());
     let mut fresh = Fresh::with(&url, |options| options.pool_size(1)).await;
     fresh.raw = raw(shared().url()).await;
     let store = &fresh.store;
@@ -158,7 +158,9 @@ async fn a_purge_searches_the_index_whether_anything_is_expired_or_not() {
         insert(&fresh, 5_000, "-1 day").await;
         let purged = fresh.store.purge(2_500).await.unwrap();
         assert_eq!(purged.removed, 2_500);
-        let Fresh { store, raw, schema } = fresh;
+        let Fresh {
+            store, raw, schema, ..
+        } = fresh;
         drop(store);
         let statistics = format!(
             "FROM pg_stat_user_tables t JOIN pg_stat_user_indexes i USING (relid) WHERE \

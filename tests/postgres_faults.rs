@@ -26,7 +26,7 @@ async fn what_was_acknowledged_outlives_a_server_that_is_killed() {
     let fresh = Fresh::with(server.url(), |options| options).await;
     let store = &fresh.store;
     let [claimed, renewed, finished, released] =
-        ["claimed", "renewed", "finished", "released"].map(|name| request(name));
+        ["claimed", "renewed", "finished", "released"].map(request);
     let [claim, renewal, completed, release] = [
         acquire(store, &claimed).await,
         acquire(store, &renewed).await,
@@ -189,7 +189,10 @@ async fn every_move_may_be_repeated_after_its_reply_was_lost() {
     assert_eq!(twice!(store.abandon(&claim)), Fenced::Applied);
     let completion = twice!(store.complete(&claim, &outcome, None));
     assert_eq!(completion, Completion::Standing(outcome));
-    assert_eq!(twice!(store.remove(claim.key())), false);
+    assert!(
+        !twice!(store.remove(claim.key())),
+        "it was there to remove again"
+    );
     let claim = acquire(store, &request("key")).await;
     assert_eq!(twice!(store.release(&claim)), Fenced::Applied);
 }
@@ -274,7 +277,7 @@ async fn a_claim_that_gave_up_waiting_for_another_transaction_is_taken_back() {
 
 async fn behind_a_proxy(limit: Duration) -> (Proxy, Fresh) {
     let proxy = Proxy::before(shared().address().1).await;
-    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let url = shared().url_through(proxy.port());
     // Not prepared, so that the first reply is that of the move.
     let mut fresh = Fresh::with(&url, |options| {
         let options = options.prepared_statements(PreparedStatements::Never);

@@ -399,7 +399,7 @@ async fn with_isolation(level: &str) -> (Fresh, String) {
 
 async fn behind_a_proxy() -> (Proxy, Fresh) {
     let proxy = Proxy::before(shared().address().1).await;
-    let url = format!("postgres://postgres@127.0.0.1:{}/postgres", proxy.port());
+    let url = shared().url_through(proxy.port());
     // Not prepared, so that the first reply is that of the claim.
     let mut fresh = Fresh::with(&url, |options| {
         options

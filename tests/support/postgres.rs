@@ -6,8 +6,9 @@
 //! left of the server and removes its folder. It runs in a session of its own, so that an interrupt
 //! of the terminal does not reach it first.
 //!
-//! `TEST_POSTGRES_URL` names a server that runs already, for the tests that only need one. Those that
-//! kill their server always start one of their own.
+//! `TEST_POSTGRES_URL` names a server that runs already, reached by TCP as a superuser, for the tests
+//! that only need one; two databases named `idempotency_test_…` stay there. Those that kill their
+//! server, or count what it does, always start one of their own.
 
 #![allow(dead_code, reason = "each test program uses its own part")]
 
@@ -50,7 +51,7 @@ pub fn bouncer() -> &'static Bouncer {
 /// another one.
 pub async fn database_with_isolation(level: &str) -> String {
     static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
-    let name = format!("{}_{}", level.replace(' ', "_"), std::process::id());
+    let name = format!("idempotency_test_{}", level.replace(' ', "_"));
     let guard = ONE_AT_A_TIME.lock().await;
     let raw = raw(shared().url()).await;
     // The first test that asks makes it.
@@ -155,14 +156,45 @@ impl Server {
 
     /// The same with another database.
     pub fn url_of(&self, database: &str) -> String {
-        let (base, options) = self.url.split_once('?').unwrap_or((&self.url, ""));
-        let (server, _) = base.rsplit_once('/').expect("the URL names a database");
-        format!("{server}/{database}?{options}")
+        let (user, host, port) = self.parts();
+        format!("postgres://{user}@{host}:{port}/{database}")
+    }
+
+    /// The same through another port of this machine.
+    pub fn url_through(&self, port: u16) -> String {
+        let (user, ..) = self.parts();
+        format!("postgres://{user}@127.0.0.1:{port}/postgres")
+    }
+
+    /// The same by another user.
+    pub fn url_by(&self, user: &str, password: &str) -> String {
+        let (_, host, port) = self.parts();
+        format!("postgres://{user}:{password}@{host}:{port}/postgres")
     }
 
     /// Where it listens, for a proxy.
     pub fn address(&self) -> (String, u16) {
-        address(&self.url)
+        let (_, host, port) = self.parts();
+        (host, port)
+    }
+
+    /// `user` or `user:password`, host and port.
+    fn parts(&self) -> (String, String, u16) {
+        let config: tokio_postgres::Config = self.url.parse().expect("the URL of the server");
+        let host = match config.get_hosts().first() {
+            Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
+            other => panic!("a server that is reached by TCP is needed, not {other:?}"),
+        };
+        let user = config.get_user().unwrap_or("postgres");
+        let user = match config.get_password() {
+            Some(password) => format!("{user}:{}", String::from_utf8_lossy(password)),
+            None => user.to_owned(),
+        };
+        (
+            user,
+            host,
+            config.get_ports().first().copied().unwrap_or(5432),
+        )
     }
 
     pub fn folder(&self) -> &Path {
@@ -291,11 +323,15 @@ impl Bouncer {
     pub fn before(server: &Server, pool: u32) -> Self {
         let folder = temporary_folder();
         let guardian = guardian(&folder);
-        let (host, upstream) = address(server.url());
+        let (user, host, upstream) = server.parts();
+        let user = match user.split_once(':') {
+            Some((user, password)) => format!("{user} password={password}"),
+            None => user,
+        };
         let port = free_port();
         let settings = format!(
             "[databases]\n\
-             * = host={host} port={upstream} user=postgres\n\
+             * = host={host} port={upstream} user={user}\n\
              [pgbouncer]\n\
              listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
              auth_type = any\npool_mode = transaction\n\
@@ -321,7 +357,7 @@ impl Bouncer {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         });
         Self {
-            url: format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            url: server.url_through(port),
             child,
             _guardian: guardian,
         }
@@ -344,6 +380,13 @@ pub struct Fresh<S = PostgresStore> {
     pub store: S,
     pub schema: String,
     pub raw: tokio_postgres::Client,
+    _leftovers: Leftovers,
+}
+
+/// Drops something from a server that outlives the tests.
+pub struct Leftovers {
+    url: String,
+    drop: String,
 }
 
 impl Fresh {
@@ -362,7 +405,13 @@ impl Fresh {
         let store = options.connect(url).await.expect("the server answers");
         store.migrate().await.expect("the tables can be made");
         let raw = raw(url).await;
-        Self { store, schema, raw }
+        let _leftovers = Leftovers::schema(url, &schema);
+        Self {
+            store,
+            schema,
+            raw,
+            _leftovers,
+        }
     }
 
     /// The same store behind something.
@@ -371,6 +420,7 @@ impl Fresh {
             store: wrap(self.store),
             schema: self.schema,
             raw: self.raw,
+            _leftovers: self._leftovers,
         }
     }
 }
@@ -394,6 +444,47 @@ impl<S> Fresh<S> {
     /// The table of records, for a statement.
     pub fn table(&self) -> String {
         format!("{}.idempotency_keys", self.schema)
+    }
+}
+
+impl Leftovers {
+    pub fn schema(url: &str, name: &str) -> Self {
+        Self::by(url, format!("DROP SCHEMA IF EXISTS \"{name}\" CASCADE"))
+    }
+
+    pub fn database(name: &str) -> Self {
+        let drop = format!("DROP DATABASE IF EXISTS {name} WITH (FORCE)");
+        Self::by(shared().url(), drop)
+    }
+
+    pub fn role(name: &str) -> Self {
+        Self::by(
+            shared().url(),
+            format!("DROP OWNED BY {name}; DROP ROLE {name}"),
+        )
+    }
+
+    fn by(url: &str, drop: String) -> Self {
+        let url = url.to_owned();
+        Self { url, drop }
+    }
+}
+
+impl Drop for Leftovers {
+    fn drop(&mut self) {
+        // What a failed test left may show why.
+        if std::env::var_os("TEST_POSTGRES_URL").is_none() || std::thread::panicking() {
+            return;
+        }
+        let (url, drop) = (self.url.clone(), self.drop.clone());
+        // A thread of its own, because the one that drops this is inside of a runtime.
+        let dropping = std::thread::spawn(move || {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            runtime.block_on(async {
+                let _ = raw(&url).await.batch_execute(&drop).await;
+            });
+        });
+        let _ = dropping.join();
     }
 }
 
@@ -617,15 +708,6 @@ fn answers(port: u16) -> bool {
     start.extend_from_slice(parameters);
     let mut first = [0];
     stream.write_all(&start).is_ok() && stream.read_exact(&mut first).is_ok() && first == *b"R"
-}
-
-fn address(url: &str) -> (String, u16) {
-    let config: tokio_postgres::Config = url.parse().expect("the URL of the server");
-    let host = match config.get_hosts().first() {
-        Some(tokio_postgres::config::Host::Tcp(host)) => host.clone(),
-        other => panic!("a server that is reached by TCP is needed, not {other:?}"),
-    };
-    (host, config.get_ports().first().copied().unwrap_or(5432))
 }
 
 /// Asks until the answer is yes; for what goes on in a server.

@@ -43,6 +43,10 @@ impl Client {
         Instant::now() + self.limit
     }
 
+    pub(super) fn too_slow(&self) -> StoreError {
+        too_slow(self.limit)
+    }
+
     /// The rows that a statement returns.
     ///
     /// Every statement of the store may be repeated, so that one whose reply was lost with its
@@ -53,13 +57,39 @@ impl Client {
         parameters: &[Parameter<'_>],
         deadline: Instant,
     ) -> Result<Vec<Row>, StoreError> {
-        let mut tries = Tries::default();
+        self.rows_after(Tries::default(), statement, parameters, deadline)
+            .await
+    }
+
+    /// The same for a statement whose answer counts even where its repetition does no harm: it is not
+    /// tried again once it may have been applied.
+    pub(super) async fn rows_or_error(
+        &self,
+        statement: &Statement,
+        parameters: &[Parameter<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Row>, StoreError> {
+        let tries = Tries {
+            reconnected: MOST_RECONNECTIONS,
+            ..Tries::default()
+        };
+        self.rows_after(tries, statement, parameters, deadline)
+            .await
+    }
+
+    async fn rows_after(
+        &self,
+        mut tries: Tries,
+        statement: &Statement,
+        parameters: &[Parameter<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Row>, StoreError> {
         loop {
             let mut lent = self.lend(deadline).await?;
             lent.end = End::Cancel;
             let running = self.run(lent.client(), statement, parameters, tries);
             let Ok(result) = timeout_at(deadline, running).await else {
-                return Err(too_slow(self.limit));
+                return Err(self.too_slow());
             };
             let error = match result {
                 Ok(rows) => {
@@ -128,7 +158,7 @@ impl Client {
                 Ok(())
             }
             Ok(Err(error)) => Err(failed(error)),
-            Err(_) => Err(too_slow(self.limit)),
+            Err(_) => Err(self.too_slow()),
         }
     }
 

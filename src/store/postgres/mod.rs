@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use deadpool_postgres::Pool;
 use tokio::sync::OnceCell;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 use tokio_postgres::Row;
 
 use crate::claim::{Claim, ClaimRequest, Claimed, Owner};
@@ -90,6 +90,11 @@ use self::watchers::Watchers;
 ///
 /// [`changed`](Store::changed) looks again and again, up to twice a second, with jitter and without a
 /// connection in between. What this process changes wakes its waiters at once.
+///
+/// # Logs
+///
+/// The driver logs the parameters of statements, keys and scopes among them, at its level `debug`:
+/// leave the target `tokio_postgres` above that where they are personal data.
 ///
 /// # Purging
 ///
@@ -295,9 +300,12 @@ impl Inner {
     /// When the call that begins now has to be over. The first one also checks the tables.
     async fn begin(&self) -> Result<Instant, StoreError> {
         let deadline = self.client.deadline();
-        self.checked
-            .get_or_try_init(|| schema::check(&self.client, &self.statements, deadline))
-            .await?;
+        if !self.checked.initialized() {
+            let check = || schema::check(&self.client, &self.statements, deadline);
+            // One call checks and the others wait for it, each as long as it may.
+            let checked = timeout_at(deadline, self.checked.get_or_try_init(check)).await;
+            checked.map_err(|_| self.client.too_slow())??;
+        }
         Ok(deadline)
     }
 

@@ -154,26 +154,37 @@ impl Inner {
     pub(super) async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         let mut purged = Purged::default();
         while purged.removed < limit {
-            let deadline = self.begin().await?;
-            let batch = BATCH.min(limit - purged.removed);
-            let parameters: [Parameter<'_>; 1] = [&signed(batch)];
-            let row = self
-                .client
-                .row(&self.statements.purge, &parameters, deadline)
-                .await?;
-            let Some(row) = row else {
-                return Ok(purged);
+            let batch = match self.purge_batch(BATCH.min(limit - purged.removed)).await {
+                Ok(batch) => batch,
+                // What is gone has to be told of: nobody can count it again.
+                Err(_) if purged.removed > 0 => break,
+                Err(error) => return Err(error),
             };
-            let (removed, unresolved): (i64, i64) = (get(&row, 0)?, get(&row, 1)?);
-            let removed = usize::try_from(removed).unwrap_or(0);
-            purged.removed += removed;
-            purged.unresolved += usize::try_from(unresolved).unwrap_or(0);
+            purged.removed += batch.removed;
+            purged.unresolved += batch.unresolved;
             // A batch that is not full may have left out what another purge is at work on.
-            if removed == 0 {
+            if batch.removed == 0 {
                 break;
             }
         }
         Ok(purged)
+    }
+
+    async fn purge_batch(&self, limit: usize) -> Result<Purged, StoreError> {
+        let deadline = self.begin().await?;
+        let parameters: [Parameter<'_>; 1] = [&signed(limit)];
+        let rows = self
+            .client
+            .rows_or_error(&self.statements.purge, &parameters, deadline)
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(Purged::default());
+        };
+        let count = |column: usize| -> Result<usize, StoreError> {
+            let count: i64 = get(row, column)?;
+            Ok(usize::try_from(count).unwrap_or(0))
+        };
+        Ok(Purged::new(count(0)?, count(1)?))
     }
 
     pub(super) async fn abandoned(

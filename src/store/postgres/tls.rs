@@ -32,6 +32,9 @@ impl Target {
                  know",
             )
         })?;
+        if config.get_application_name().is_none() {
+            config.application_name(APPLICATION);
+        }
         if options.always {
             config.ssl_mode(SslMode::Require);
         }
@@ -147,6 +150,9 @@ fn decoded(text: &str) -> String {
 fn refused(message: &'static str) -> StoreError {
     StoreError::new(StoreErrorKind::Other, message)
 }
+
+/// What the server's administrator sees in pg_stat_activity.
+const APPLICATION: &str = env!("CARGO_PKG_NAME");
 
 #[cfg(test)]
 mod tests {
