@@ -150,6 +150,8 @@ pub use run::{Advice, Failure, Ran, RunError};
 pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
 pub use store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };

@@ -21,6 +21,10 @@ pub use memory::MemoryStore;
 mod sqlite;
 #[cfg(feature = "sqlite-system")]
 pub use sqlite::{SqliteOptions, SqliteStore};
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+pub use postgres::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///
