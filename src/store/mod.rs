@@ -17,6 +17,10 @@ use crate::scope::ScopedKey;
 mod memory;
 #[cfg(feature = "memory")]
 pub use memory::MemoryStore;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+pub use redis::{RedisConnection, RedisOptions, RedisStore};
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///
