@@ -78,7 +78,8 @@ impl Inner {
                 let Some(digest) = walk.waiting.pop() else {
                     break;
                 };
-                if let Some(record) = self.abandoned_record(&digest).await?
+                let record = self.whole(&digest).await?.map(Kept::into_record);
+                if let Some(record) = record.filter(Record::is_abandoned)
                     && walk.shown.insert(digest)
                 {
                     records.push(record);
@@ -155,7 +156,7 @@ impl Inner {
             if removed == limit {
                 return Ok(removed);
             }
-            if times.is_expired(times.age(left)) {
+            if times.is_expired(times.age(left)) && self.whole(&digest).await?.is_some() {
                 let name = self.keys.of_digest(&digest);
                 removed += self.count(&name, &scripts::PURGE, &[]).await?;
             }
@@ -266,15 +267,15 @@ impl Inner {
         Ok(met)
     }
 
-    async fn abandoned_record(&self, digest: &Digested) -> Result<Option<Record>, StoreError> {
+    /// The record of this digest, if there is one and it is not damaged. Whoever asks for the key of one
+    /// that is will hear of it.
+    async fn whole(&self, digest: &Digested) -> Result<Option<Kept>, StoreError> {
         let name = self.keys.of_digest(digest);
         let Some((value, left)) = self.load(&name).await? else {
             return Ok(None);
         };
-        // One that is damaged is left out, as whoever asks for its key will hear of it.
         let kept = Kept::read(value, left).ok();
-        let kept = kept.filter(|kept| self.keys.record(&kept.frame.key) == name);
-        Ok(kept.map(Kept::into_record).filter(Record::is_abandoned))
+        Ok(kept.filter(|kept| self.keys.record(&kept.frame.key) == name))
     }
 
     /// Which servers there are. What is compared are their runs, and the epoch in which slots last
