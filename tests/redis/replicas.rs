@@ -70,7 +70,7 @@ fn prefix_of(store: &RedisStore) -> String {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_that_too_few_replicas_acknowledge_is_unavailable() {
     let server = Server::start();
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_secs(2);
     let options = options().replicas(1).replica_connections(1).timeout(limit);
     let store = options.connect(&server.url()).await.unwrap();
     let error = unavailable(store.claim(&request("key")).await);

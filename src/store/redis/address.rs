@@ -81,7 +81,7 @@ mod tests {
 
     #[test]
     fn each_topology_has_its_url() {
-        let parse = |url| Address::parse(url).ok().expect(url);
+        let parse = |url| Address::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"));
         for url in [
             "redis://h",
             "rediss://u:p@h:1/2",

@@ -38,10 +38,12 @@ pub struct RedisOptions {
     key_prefix: String,
     timeout: Duration,
     unresolved_for: Duration,
-    on_eviction: Option<Arc<dyn Fn(&str) + Send + Sync>>,
+    on_eviction: Option<Arc<Warn>>,
     replicas: usize,
     replica_connections: usize,
 }
+
+type Warn = dyn Fn(&str) + Send + Sync;
 
 impl RedisOptions {
     /// The defaults, which [`RedisStore::connect`] uses.
