@@ -218,7 +218,11 @@ fn request() -> ClaimRequest {
         "8e03978e-40d5-43dd-bc93-{:012x}",
         NEXT.fetch_add(1, Ordering::Relaxed)
     );
-    let key = ScopedKey::new("http", "user-17", &IdempotencyKey::new(&key).expect("a key"));
+    let key = ScopedKey::new(
+        "http",
+        "user-17",
+        &IdempotencyKey::new(&key).expect("a key"),
+    );
     ClaimRequest::new(key, Fingerprint::of(&[b"POST", b"/charges"]))
 }
 

@@ -136,12 +136,12 @@ async fn a_full_server_refuses_new_claims_and_completes_those_that_were_granted(
     server.command(&["CONFIG", "SET", "maxmemory", "1"]);
     let error = unavailable(store.claim(&request("new")).await);
     assert!(error.to_string().contains("maxmemory"), "{error}");
+    existing(&store, &request("small")).await;
     assert_eq!(store.renew(&small, HOUR).await.unwrap(), Fenced::Applied);
     for (claim, outcome) in [(&small, outcome(b"paid")), (&large, large_outcome())] {
         let completion = store.complete(claim, &outcome, None).await;
         assert_eq!(completion.unwrap(), Completion::Recorded);
     }
-    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
-    let shown = record(&store, large.key()).await;
+    let shown = existing(&store, &request("large")).await;
     assert_eq!(outcome_of(&shown), &large_outcome());
 }

@@ -2,8 +2,9 @@
 
 use redis::{Pipeline, Value};
 
-use super::error::{answered, damaged, unexpected};
+use super::error::{answered, damaged, is_code, unexpected};
 use super::frame::{self, Frame, Stage, Terms};
+use super::keys::Keys;
 use super::link::Repeat;
 use super::scripts::{self, By};
 use super::{Inner, Kept};
@@ -33,21 +34,18 @@ impl Inner {
         for _ in 0..ROUNDS {
             step = match step {
                 Step::Done(claimed) => return Ok(claimed),
-                Step::Gone => self.set(request, &name, terms).await?,
                 Step::Found(found) if stands(request, &found) => {
                     return Ok(Claimed::Existing(found.frame.into_record(found.age)));
                 }
-                Step::Found(found) => {
-                    self.compare_and_set(request, &name, terms, &found.frame)
-                        .await?
+                Step::Found(Found { frame, .. }) => {
+                    self.compare_and_set(request, &name, terms, &frame).await?
                 }
+                Step::Gone => self.set(request, &name, terms).await?,
             };
         }
         match step {
             Step::Done(claimed) => Ok(claimed),
-            Step::Found(found) if found.at_once && stands(request, &found) => {
-                Ok(Claimed::Existing(found.frame.into_record(found.age)))
-            }
+            // Whoever races with so many others for one key asks again, as the same owner.
             Step::Found(_) | Step::Gone => Err(StoreError::unavailable(
                 "the record of the key changed faster than it could be claimed: ask again",
             )),
@@ -71,6 +69,12 @@ impl Inner {
         };
         let replies = self.make(name, Repeat::Once, pipe).await?;
         let [set, left] = replies.try_into().map_err(|_| unexpected())?;
+        // At `maxmemory` the server refuses every `SET`, also one that would only read.
+        if is_code(&set, "OOM")
+            && let Some((value, left)) = self.load(name).await?
+        {
+            return self.found(request, value, Value::Int(left), true);
+        }
         match answered(set)? {
             Value::Nil => Ok(Step::Done(granted(request, 1, Notes::default()))),
             Value::BulkString(value) => self.found(request, value, answered(left)?, false),
@@ -88,7 +92,7 @@ impl Inner {
     ) -> Result<Step, StoreError> {
         let next = seen.attempt.saturating_add(1);
         let identity = frame::identity(request, next, seen.created_if_kept(self.clock.now()));
-        let counter = super::keys::Keys::counter(name);
+        let counter = Keys::counter(name);
         let rerun: &[u8] = match request.on_abandoned {
             OnAbandoned::Rerun => b"1",
             OnAbandoned::Hold => b"",
@@ -188,5 +192,5 @@ fn granted(request: &ClaimRequest, attempt: u32, notes: Notes) -> Claimed {
     }
 }
 
-/// More than a race of many takes; a claim that goes on longer is better asked for again.
+/// More than any race takes that is not meant to go on for ever.
 const ROUNDS: usize = 16;

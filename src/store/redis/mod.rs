@@ -12,8 +12,6 @@ mod options;
 mod replicas;
 mod scripts;
 mod server;
-#[cfg(test)]
-mod tests;
 mod walk;
 mod watchers;
 
@@ -85,8 +83,8 @@ pub use self::options::RedisOptions;
 ///
 /// The server must not evict: connecting fails unless its `maxmemory-policy` is `noeviction`
 /// ([`RedisOptions::on_eviction`] lets it pass). At `maxmemory` new keys are refused as
-/// [`Unavailable`](crate::StoreErrorKind::Unavailable), and claims that were granted are still completed: their
-/// scripts may exceed it. A record takes about 350 bytes more than its key and outcome.
+/// [`Unavailable`](crate::StoreErrorKind::Unavailable), while known ones are answered, and claims that were
+/// granted are still completed: their scripts may exceed it. A record takes about 350 bytes more than its key and outcome.
 ///
 /// # Expiry
 ///

@@ -107,7 +107,7 @@ impl RedisOptions {
     /// Every claim, completion, release, abandoning, note and resolution is followed by a `WAIT` in the
     /// same pipeline; one that fewer replicas acknowledge in half of [`timeout`](Self::timeout) is
     /// [`Unavailable`](crate::StoreErrorKind::Unavailable), which means unknown, and is asked for again.
-    /// Replays wait too, until what they show is replicated. Renewals, lookups and walks do not wait.
+    /// Replays wait too, until what they show is replicated. Renewals, lookups, removals and walks do not.
     ///
     /// The price: these moves leave the shared connection for
     /// [connections of their own](Self::replica_connections) that carry one move at a time, so each
