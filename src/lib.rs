@@ -68,6 +68,7 @@
 //! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
 //!   every axum service.
 //! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
+//! * **`redis`**: [`RedisStore`](store), for one server, Sentinel, or a cluster.
 //! * **`testing`**: the conformance kit for stores, and a store that fails on demand.
 //!
 //! # The draft
@@ -157,6 +158,8 @@ pub use store::{
 };
 #[cfg(feature = "sqlite-system")]
 pub use store::{SqliteOptions, SqliteStore};
+#[cfg(feature = "redis")]
+pub use store::{RedisConnection, RedisOptions, RedisStore};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

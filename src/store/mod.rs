@@ -25,6 +25,10 @@ pub use sqlite::{SqliteOptions, SqliteStore};
 mod postgres;
 #[cfg(feature = "postgres")]
 pub use postgres::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+pub use redis::{RedisConnection, RedisOptions, RedisStore};
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///

@@ -1,0 +1,70 @@
+//! Replicas that acknowledge, and a master that is replaced.
+
+use tower_idempotency::Completion;
+
+use super::support::{Server, eventually, options};
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_replicas_acknowledged_survives_a_failover_by_sentinel() {
+    let master = Server::start();
+    let replica = Server::replica_of(&master);
+    replica.wait_until("replication", "master_link_status", "up");
+    let sentinel = Server::sentinel_of(&master);
+    sentinel.wait_until("sentinel", "sentinel_masters", "1");
+    eventually("the Sentinel to know the replica", || {
+        let line = sentinel.info("sentinel", "master0").unwrap_or_default();
+        line.contains("slaves=1")
+    });
+    let url = format!("redis+sentinel://127.0.0.1:{}/main", sentinel.port());
+    let options = options().replica_connections(2);
+    let acknowledged = options.clone().replicas(1);
+    let acknowledged = acknowledged.connect(&url).await.unwrap();
+    let live = request("live");
+    let claim = acquire(&acknowledged, &live).await;
+    let done = request("done");
+    let completed = acquire(&acknowledged, &done).await;
+    let outcome = large_outcome();
+    let completion = acknowledged.complete(&completed, &outcome, None).await;
+    assert_eq!(completion.unwrap(), Completion::Recorded);
+    // The new master will have no replica that could acknowledge anything.
+    let store = options.connect(&url).await.unwrap();
+
+    master.kill();
+    unavailable(store.claim(&another(&live)).await);
+    unavailable(acknowledged.claim(&another(&live)).await);
+    replica.wait_until("replication", "role", "master");
+    let shown = once_it_is_back(&store, &another(&live)).await;
+    assert_eq!(shown.owner, live.owner);
+    let shown = existing(&store, &another(&done)).await;
+    assert_eq!(outcome_of(&shown), &outcome);
+    let completion = store.complete(&claim, &outcome, None).await;
+    assert_eq!(completion.unwrap(), Completion::Recorded);
+    // Applied, and not acknowledged.
+    unavailable(acknowledged.claim(&request("new")).await);
+}
+
+/// Asks until the store has found the new master, which its Sentinel may name a little late.
+async fn once_it_is_back(store: &RedisStore, request: &ClaimRequest) -> Record {
+    for _ in 0..600 {
+        match store.claim(request).await {
+            Ok(Claimed::Existing(record)) => return record,
+            Ok(claimed) => panic!("the failover lost it: {claimed:?}"),
+            Err(error) => assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("the store did not find the new master");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_that_too_few_replicas_acknowledge_is_unavailable() {
+    let server = Server::start();
+    let limit = Duration::from_secs(2);
+    let options = options().replicas(1).replica_connections(1).timeout(limit);
+    let store = options.connect(&server.url()).await.unwrap();
+    let error = unavailable(store.claim(&request("key")).await);
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    // It was applied all the same: unknown is what the error means.
+    assert_eq!(record(&store, &key("key")).await.attempt, 1);
+}
