@@ -65,6 +65,7 @@
 //!
 //! * **`memory`** (default): [`MemoryStore`], for one process and for tests.
 //! * **`tracing`** (default): the span `idempotency`, and an event for everything that needs a look.
+//! * **`encrypt`**: `EncryptedStore`, which seals what any store keeps.
 //! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
 //!   every axum service.
 //! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
@@ -151,8 +152,11 @@ pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
 pub use store::{
-    AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
+    AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, Resolution, Store,
+    StoreProperties,
 };
+#[cfg(feature = "encrypt")]
+pub use store::{EncryptedStore, Keyring, UnsealError};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

@@ -13,10 +13,16 @@ use crate::outcome::Outcome;
 use crate::record::Record;
 use crate::scope::ScopedKey;
 
+#[cfg(feature = "encrypt")]
+mod encrypted;
+#[cfg(feature = "encrypt")]
+pub use encrypted::{EncryptedStore, Keyring, UnsealError};
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "memory")]
 pub use memory::MemoryStore;
+mod prefixed;
+pub use prefixed::PrefixedStore;
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///
