@@ -21,6 +21,8 @@ pub use encrypted::{EncryptedStore, Keyring, UnsealError};
 mod memory;
 #[cfg(feature = "memory")]
 pub use memory::MemoryStore;
+mod open;
+pub use open::{OpenError, open};
 mod prefixed;
 pub use prefixed::PrefixedStore;
 
