@@ -57,7 +57,8 @@
 //! | times and limits | [`IdempotencyBuilder`] |
 //! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
 //! | which answers are kept | [`RetentionPolicy`] |
-//! | stores | [`Store`] and its fifteen rules, [`store`] |
+//! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
+//! | start-up checks | [`Idempotency::probe`] |
 #![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
 //! | API documentation | [`Policy`] |
 //!
@@ -114,6 +115,7 @@ pub mod http;
 mod idempotency;
 mod key;
 mod outcome;
+mod probe;
 mod record;
 mod retention;
 mod run;
@@ -145,6 +147,7 @@ pub use http::{
 pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
+pub use probe::{ProbeError, ProbeStep, probe};
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
 pub use run::{Advice, Failure, Ran, RunError};
