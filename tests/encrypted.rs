@@ -400,19 +400,21 @@ async fn records_from_before_are_read_where_that_is_asked_for() {
     let inside = MemoryStore::new();
     let strict = EncryptedStore::new(inside.clone(), keyring());
     let lenient = EncryptedStore::new(inside.clone(), keyring()).accept_unsealed();
-    let (response, value) = (key("response"), key("value"));
-    for (key, outcome) in [
-        (&response, secret_outcome()),
-        (&value, Outcome::value(b"1")),
-    ] {
-        let claim = acquire(&inside, key).await;
-        annotate(&inside, &claim, "pi_1").await;
-        checkpoint(&inside, &claim, "charged", b"1").await;
-        complete(&inside, &claim, &outcome).await;
-        let error = strict.lookup(key).await.unwrap_err();
-        assert_eq!(unsealed(&error), UnsealError::NotSealed);
-        let before = inside.lookup(key).await.unwrap();
-        assert_eq!(lenient.lookup(key).await.unwrap(), before);
+    for before in ["response", "value", "correlation", "checkpoint"] {
+        let key = key(before);
+        let claim = acquire(&inside, &key).await;
+        match before {
+            "response" => complete(&inside, &claim, &secret_outcome()).await,
+            "value" => complete(&inside, &claim, &Outcome::value(b"1")).await,
+            "correlation" => annotate(&inside, &claim, "pi_1").await,
+            _ => checkpoint(&inside, &claim, "charged", b"1").await,
+        }
+        let error = strict.lookup(&key).await.unwrap_err();
+        assert_eq!(unsealed(&error), UnsealError::NotSealed, "{before}");
+        assert_unreadable(&strict, &inside, &key).await;
+        let record = inside.lookup(&key).await.unwrap().unwrap();
+        let read = lenient.lookup(&key).await.unwrap().unwrap();
+        assert_eq!(without_lease(read), without_lease(record), "{before}");
     }
     // What is written from now on is sealed, and what is sealed is checked.
     let new = key("new");
