@@ -57,7 +57,8 @@
 //! | times and limits | [`IdempotencyBuilder`] |
 //! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
 //! | which answers are kept | [`RetentionPolicy`] |
-//! | stores | [`Store`] and its fifteen rules, [`store`] |
+//! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
+//! | start-up checks | [`Idempotency::probe`] |
 #![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
 //! | API documentation | [`Policy`] |
 //!
@@ -65,6 +66,7 @@
 //!
 //! * **`memory`** (default): [`MemoryStore`], for one process and for tests.
 //! * **`tracing`** (default): the span `idempotency`, and an event for everything that needs a look.
+//! * **`encrypt`**: `EncryptedStore`, which seals what any store keeps.
 //! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
 //!   every axum service.
 //! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
@@ -114,6 +116,7 @@ pub mod http;
 mod idempotency;
 mod key;
 mod outcome;
+mod probe;
 mod record;
 mod retention;
 mod run;
@@ -145,6 +148,7 @@ pub use http::{
 pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
+pub use probe::{ProbeError, ProbeStep, probe};
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
 pub use run::{Advice, Failure, Ran, RunError};
@@ -154,12 +158,15 @@ pub use store::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
 pub use store::{
-    AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
+    AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, Resolution, Store,
+    StoreProperties,
 };
 #[cfg(feature = "sqlite-system")]
 pub use store::{SqliteOptions, SqliteStore};
 #[cfg(feature = "redis")]
 pub use store::{RedisConnection, RedisOptions, RedisStore};
+#[cfg(feature = "encrypt")]
+pub use store::{EncryptedStore, Keyring, UnsealError};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

@@ -55,6 +55,13 @@ impl ScopedKey {
         (!key.is_empty()).then(|| Self::join(namespace, scope, key))
     }
 
+    /// The same scope and key in another namespace, for stores that put something round the keys of
+    /// another store.
+    #[must_use]
+    pub fn with_namespace(&self, namespace: &str) -> Self {
+        Self::join(namespace, self.scope(), self.key())
+    }
+
     /// The joined form: equal exactly when all three parts are equal.
     pub fn as_bytes(&self) -> &[u8] {
         &self.joined
@@ -175,6 +182,17 @@ mod tests {
             prop_assert_eq!(scoped.namespace(), namespace);
             prop_assert_eq!(scoped.scope(), scope);
             prop_assert_eq!(scoped.key(), text);
+        }
+
+        #[test]
+        fn another_namespace_changes_nothing_else(
+            namespace in ".{0,20}",
+            other in ".{0,20}",
+            scope in ".{0,20}",
+            text in "[!-~]{1,20}",
+        ) {
+            let moved = ScopedKey::new(&namespace, &scope, &key(&text)).with_namespace(&other);
+            prop_assert_eq!(moved, ScopedKey::new(&other, &scope, &key(&text)));
         }
 
         #[test]

@@ -5,20 +5,36 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_idempotency::testing::{FaultyStore, Harness};
-use tower_idempotency::{MemoryStore, ScopedKey, Store, async_trait, store_conformance};
+use proptest::prelude::*;
+use tower_idempotency::testing::{Calls, Fault, FaultyStore, Harness, Move};
+use tower_idempotency::{
+    Claim, ClaimRequest, Claimed, Fenced, Fingerprint, IdempotencyKey, MemoryStore, Outcome,
+    PrefixedStore, Record, Resolution, ScopedKey, Store, async_trait, store_conformance,
+};
+#[cfg(feature = "encrypt")]
+use tower_idempotency::{EncryptedStore, Keyring};
 
 /// A wrapped store, and the one inside that knows how to age a record.
 struct Wrapped<S> {
     inside: MemoryStore,
     wrapped: S,
+    /// The prefix that the wrapper puts before namespaces.
+    prefix: &'static str,
 }
 
 impl<S> Wrapped<S> {
     fn by(wrap: impl FnOnce(MemoryStore) -> S) -> Self {
+        Self::with_prefix("", wrap)
+    }
+
+    fn with_prefix(prefix: &'static str, wrap: impl FnOnce(MemoryStore) -> S) -> Self {
         let inside = MemoryStore::new();
         let wrapped = wrap(inside.clone());
-        Self { inside, wrapped }
+        Self {
+            inside,
+            wrapped,
+            prefix,
+        }
     }
 }
 
@@ -31,7 +47,8 @@ impl<S: Store + Clone> Harness for Wrapped<S> {
     }
 
     async fn age(&self, key: &ScopedKey, by: Duration) {
-        assert!(self.inside.age(key, by), "no record of {key:?}");
+        let inside = key.with_namespace(&format!("{}{}", self.prefix, key.namespace()));
+        assert!(self.inside.age(&inside, by), "no record of {key:?}");
     }
 }
 
@@ -51,4 +68,176 @@ mod in_a_box {
 mod in_a_faulty_store_without_faults {
     use super::*;
     store_conformance!(Wrapped::by(FaultyStore::new));
+}
+
+mod with_a_prefix_beside_another_service {
+    use super::*;
+    store_conformance!({
+        let harness = Wrapped::with_prefix("shop/", |store| PrefixedStore::new(store, "shop"));
+        settle_a_neighbour(&harness.inside).await;
+        harness
+    });
+}
+
+#[cfg(feature = "encrypt")]
+mod encrypted {
+    use super::*;
+    store_conformance!(Wrapped::by(sealed));
+}
+
+#[cfg(feature = "encrypt")]
+mod encrypted_with_a_prefix_in_an_arc {
+    use super::*;
+    store_conformance!(Wrapped::with_prefix("shop/", |store| {
+        Arc::new(PrefixedStore::new(sealed(store), "shop")) as Arc<dyn Store>
+    }));
+}
+
+#[cfg(feature = "encrypt")]
+fn sealed(store: MemoryStore) -> EncryptedStore<MemoryStore> {
+    EncryptedStore::new(store, Keyring::new(1, [1; 32]))
+}
+
+/// Unexpired records of another service in every state: what this one must not see.
+async fn settle_a_neighbour(inside: &MemoryStore) {
+    let store = PrefixedStore::new(inside.clone(), "shop2");
+    for (n, namespace) in ["conformance", "http", ""].into_iter().enumerate() {
+        let key = |state: &str| key(namespace, &format!("{state}-{n}"));
+        let _ = acquire(&store, &key("live")).await;
+        let stalled = acquire(&store, &key("abandoned")).await;
+        assert_eq!(store.abandon(&stalled).await.unwrap(), Fenced::Applied);
+        let done = acquire(&store, &key("completed")).await;
+        let outcome = Outcome::value(b"paid");
+        let _ = store.complete(&done, &outcome, None).await.unwrap();
+        let free = acquire(&store, &key("released")).await;
+        assert_eq!(store.release(&free).await.unwrap(), Fenced::Applied);
+    }
+}
+
+#[tokio::test]
+async fn two_prefixes_do_not_see_each_other() {
+    let inside = MemoryStore::new();
+    let shop = PrefixedStore::new(inside.clone(), "shop");
+    let billing = PrefixedStore::new(inside.clone(), "billing");
+    let key = key("http", "order-1");
+    let claim = acquire(&shop, &key).await;
+    let _ = shop
+        .complete(&claim, &Outcome::value(b"shop"), None)
+        .await
+        .unwrap();
+
+    assert_eq!(billing.lookup(&key).await.unwrap(), None);
+    assert!(!billing.remove(&key).await.unwrap());
+    assert_eq!(acquire(&billing, &key).await.attempt(), 1);
+    assert!(billing.remove(&key).await.unwrap());
+    assert!(shop.lookup(&key).await.unwrap().is_some());
+    assert_eq!(inside.lookup(&key).await.unwrap(), None);
+    let filed = inside.lookup(&shop.inner_key(&key)).await.unwrap().unwrap();
+    assert_eq!(filed.key.namespace(), "shop/http");
+}
+
+#[tokio::test]
+async fn a_walk_shows_own_abandoned_records_under_their_own_keys() {
+    let inside = MemoryStore::new();
+    let shop = PrefixedStore::new(inside.clone(), "shop");
+    // Alike in all but where the prefix ends.
+    let others =
+        ["", "shop2", "sho", "shop/x"].map(|prefix| PrefixedStore::new(inside.clone(), prefix));
+    for n in 0..5 {
+        let key = key("p/http", &format!("order-{n}"));
+        for store in [&shop].into_iter().chain(&others) {
+            let claim = acquire(store, &key).await;
+            assert_eq!(store.abandon(&claim).await.unwrap(), Fenced::Applied);
+        }
+    }
+    let walked = walk(&shop, 3).await;
+    let mut keys: Vec<_> = walked.iter().map(|record| record.key.key()).collect();
+    keys.sort_unstable();
+    assert_eq!(
+        keys,
+        ["order-0", "order-1", "order-2", "order-3", "order-4"]
+    );
+    for record in walked {
+        assert_eq!(record.key.namespace(), "p/http");
+        let resolved = shop.resolve(&record, &Resolution::Released).await;
+        assert_eq!(resolved.unwrap(), Fenced::Applied);
+    }
+    assert_eq!(walk(&shop, 3).await, []);
+    assert_eq!(walk(&others[1], 3).await.len(), 5);
+}
+
+/// However many records of others lie between two own ones.
+#[tokio::test]
+async fn a_page_asks_the_store_inside_for_one_page() {
+    let inside = FaultyStore::new(MemoryStore::new());
+    let other = PrefixedStore::new(inside.clone(), "other");
+    for n in 0..50 {
+        let claim = acquire(&other, &key("http", &n.to_string())).await;
+        assert_eq!(other.abandon(&claim).await.unwrap(), Fenced::Applied);
+    }
+    let shop = PrefixedStore::new(inside.clone(), "shop");
+    let page = shop.abandoned(None, 10).await.unwrap();
+    assert!(page.records.is_empty());
+    assert!(page.next.is_some(), "a short page is not the last one");
+    assert_eq!(inside.calls(Move::Abandoned), 1);
+}
+
+#[tokio::test]
+async fn one_service_purges_for_all() {
+    let inside = MemoryStore::new();
+    let shop = PrefixedStore::new(inside.clone(), "shop");
+    let billing = PrefixedStore::new(inside.clone(), "billing");
+    let key = key("http", "order-1");
+    let _ = acquire(&shop, &key).await;
+    assert!(inside.age(&shop.inner_key(&key), Duration::from_secs(7 * 24 * 60 * 60)));
+    let purged = billing.purge(10).await.unwrap();
+    assert_eq!((purged.removed, purged.unresolved), (1, 1));
+}
+
+#[tokio::test]
+async fn an_error_of_the_store_inside_comes_through() {
+    let inside = FaultyStore::new(MemoryStore::new());
+    let shop = PrefixedStore::new(inside.clone(), "shop");
+    inside.inject(Move::Claim, Calls::Every, Fault::Fail);
+    let request = ClaimRequest::new(key("http", "order-1"), Fingerprint::of(&[]));
+    assert!(shop.claim(&request).await.unwrap_err().is_transient());
+}
+
+proptest! {
+    #[test]
+    fn prefixed_keys_are_equal_exactly_when_prefix_and_namespace_are(
+        left in ("[ab/%]{0,3}", "[ab/%]{0,3}"),
+        right in ("[ab/%2F]{0,4}", "[ab/%]{0,3}"),
+    ) {
+        let filed = |(prefix, namespace): &(String, String)| {
+            let store = PrefixedStore::new(MemoryStore::new(), prefix);
+            store.inner_key(&key(namespace, "k"))
+        };
+        prop_assert_eq!(left == right, filed(&left) == filed(&right));
+    }
+}
+
+async fn walk(store: &impl Store, limit: usize) -> Vec<Record> {
+    let mut records = Vec::new();
+    let mut after = None;
+    loop {
+        let page = store.abandoned(after.as_ref(), limit).await.unwrap();
+        records.extend(page.records);
+        after = page.next;
+        if after.is_none() {
+            return records;
+        }
+    }
+}
+
+async fn acquire(store: &impl Store, key: &ScopedKey) -> Claim {
+    let request = ClaimRequest::new(key.clone(), Fingerprint::of(&[b"pay"]));
+    match store.claim(&request).await.unwrap() {
+        Claimed::Acquired { claim, .. } => claim,
+        Claimed::Existing(record) => panic!("the key is taken: {record:?}"),
+    }
+}
+
+fn key(namespace: &str, key: &str) -> ScopedKey {
+    IdempotencyKey::new(key).unwrap().scoped(namespace)
 }

@@ -277,6 +277,12 @@ where
 
     async fn replay(self, replay: Replay) -> Response<ResponseBody<R>> {
         let config = &self.guarded.config;
+        // The value of a job, or what an encrypting store has sealed and this process does not open:
+        // whatever the bytes are, no client was ever answered with them.
+        if replay.outcome.status().is_none() {
+            let problem = config.problem(ProblemKind::RecordUnreadable);
+            return self.refuse(problem, Answered::StoreError);
+        }
         if let Some(authorize) = &config.authorize_replay {
             let authorized = authorize(&self.parts, &replay.outcome);
             if let Err(refused) = authorized.await {
@@ -552,7 +558,7 @@ fn answer<R: Body<Data = Bytes>>(
 ) -> Response<ResponseBody<R>> {
     let mark = match settled {
         Settled::Recorded => None,
-        Settled::Standing(outcome) if outcome.is_tombstone() => None,
+        Settled::Standing(outcome) if outcome.is_tombstone() || outcome.status().is_none() => None,
         // Another result stands for this key: everybody gets that one.
         Settled::Standing(outcome) => return give_again(&outcome, &config.marker),
         Settled::ClaimLost => Some(header::CLAIM_LOST),

@@ -13,6 +13,10 @@ use crate::outcome::Outcome;
 use crate::record::Record;
 use crate::scope::ScopedKey;
 
+#[cfg(feature = "encrypt")]
+mod encrypted;
+#[cfg(feature = "encrypt")]
+pub use encrypted::{EncryptedStore, Keyring, UnsealError};
 #[cfg(feature = "memory")]
 mod memory;
 #[cfg(feature = "memory")]
@@ -29,6 +33,10 @@ pub use postgres::{PostgresOptions, PostgresSchemaError, PostgresStore, Prepared
 mod redis;
 #[cfg(feature = "redis")]
 pub use redis::{RedisConnection, RedisOptions, RedisStore};
+mod open;
+pub use open::{OpenError, open};
+mod prefixed;
+pub use prefixed::PrefixedStore;
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///

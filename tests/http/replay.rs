@@ -5,12 +5,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Body;
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all};
 use http::header::{CACHE_CONTROL, HeaderName, SET_COOKIE};
 use http::{HeaderValue, Response, StatusCode};
-use tower_idempotency::{OnNoStore, Outcome, ProblemKind, Replay, State};
+use tower_idempotency::{
+    Claim, ClaimRequest, Claimed, Completion, OnNoStore, Outcome, ProblemKind, Replay, State, Store,
+};
 
-use crate::app::{App, Settings, paid, pay};
+use crate::app::{App, Gate, Settings, paid, pay};
 
 /// An app whose handler answers with these header lines.
 fn app_with_headers(
@@ -391,4 +393,52 @@ async fn no_store_can_keep_the_body_out_of_the_store() {
     let other = app_without_caching(OnNoStore::Tombstone, "no-cache, x=no-store");
     let first = other.send(pay("k")).await;
     other.send(pay("k")).await.assert_replays(&first);
+}
+
+/// A job's value under the same key, or bytes that were sealed by a store that this process does not
+/// wrap: nothing of it was ever an answer.
+#[tokio::test]
+async fn a_value_is_never_sent_as_a_response() {
+    let app = App::new(paid);
+    app.send(pay("k")).await;
+    let record = app.record("k").await.unwrap();
+    let store = app.store();
+    assert!(store.remove(&record.key).await.unwrap());
+    let request = ClaimRequest::new(record.key, record.fingerprint);
+    let Claimed::Acquired { claim, .. } = store.claim(&request).await.unwrap() else {
+        panic!("the key is not free");
+    };
+    let value = Outcome::value(b"sealed");
+    let completed = store.complete(&claim, &value, None).await.unwrap();
+    assert_eq!(completed, Completion::Recorded);
+
+    let answer = app.send(pay("k")).await;
+    answer.assert_problem(ProblemKind::RecordUnreadable);
+    assert_eq!(app.runs(), 1);
+}
+
+#[tokio::test]
+async fn a_value_that_stands_is_not_sent_in_place_of_the_answer() {
+    let gate = Gate::new();
+    let held = gate.clone();
+    let app = App::new(move |call| {
+        let held = held.clone();
+        async move {
+            held.pass().await;
+            paid(call).await
+        }
+    });
+    let meddle = async {
+        gate.entered().await;
+        let record = app.record("k").await.unwrap();
+        let claim = Claim::new(record.key, record.owner, record.attempt);
+        let value = Outcome::value(b"sealed");
+        let completed = app.store().complete(&claim, &value, None).await;
+        assert_eq!(completed.unwrap(), Completion::Recorded);
+        gate.open();
+    };
+    let (answer, ()) = join(app.send(pay("k")), meddle).await;
+    assert_eq!(answer.status, 201);
+    assert_eq!(answer.text(), "run 1");
+    assert!(!answer.is_replay());
 }

@@ -47,7 +47,7 @@ pub async fn abandoned_misses_nothing_while_records_are_closed<H: Harness>(harne
     }
     let mut closed = 0;
     let mut after = None;
-    for _ in 0..ENOUGH {
+    for n in 0..ENOUGH {
         let page = case.store().abandoned(after.as_ref(), 2).await;
         let page = case.answered("abandoned", page);
         for record in &page.records {
@@ -59,8 +59,8 @@ pub async fn abandoned_misses_nothing_while_records_are_closed<H: Harness>(harne
         if after.is_none() {
             break;
         }
-        // What comes and goes beside the walk does not disturb it.
-        let _ = case.started(&format!("new {closed}")).await;
+        // What comes and goes beside the walk does not disturb it. Named by the page, which may be empty.
+        let _ = case.started(&format!("new {n}")).await;
     }
     case.equal(closed, 9, "the records that were seen and closed");
 }
