@@ -155,18 +155,18 @@ pub use run::{Advice, Failure, Ran, RunError};
 pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
-#[cfg(feature = "postgres")]
-pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
 pub use store::{
     AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, Resolution, Store,
     StoreProperties,
 };
-#[cfg(feature = "sqlite-system")]
-pub use store::{SqliteOptions, SqliteStore};
-#[cfg(feature = "redis")]
-pub use store::{RedisConnection, RedisOptions, RedisStore};
 #[cfg(feature = "encrypt")]
 pub use store::{EncryptedStore, Keyring, UnsealError};
+#[cfg(feature = "postgres")]
+pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
+#[cfg(feature = "redis")]
+pub use store::{RedisConnection, RedisOptions, RedisStore};
+#[cfg(feature = "sqlite-system")]
+pub use store::{SqliteOptions, SqliteStore};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

@@ -34,6 +34,16 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).expect("the example prints text")
 }
 
+#[cfg(feature = "sqlite")]
+#[test]
+fn with_a_file_the_demo_survives_the_death_of_its_process() {
+    let output = run(&["--demo", "--store", "sqlite"]);
+    let printed = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{printed}");
+    let restarted = "201 Created, then 201 Created, replayed, same bytes";
+    assert!(printed.contains(restarted), "{printed}");
+}
+
 #[test]
 fn the_demo_prints_what_is_promised_and_exits_with_0() {
     let output = run(&["--demo"]);
@@ -128,7 +138,7 @@ async fn sigterm_lets_the_payment_end_and_exits_with_0() {
 
     let request = wire::Request {
         token: "alice-token",
-        key: Some("\"k\""),
+        key: Some("\"k\"".into()),
         body: r#"{"amount":1,"currency":"EUR","card":"visa"}"#.to_owned(),
     };
     // The refusal of one says that the other one is being made.

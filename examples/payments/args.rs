@@ -3,16 +3,21 @@
 use std::net::SocketAddr;
 
 pub const USAGE: &str = "\
-usage: payments [--demo | --addr HOST:PORT] [--store memory]
+usage: payments [--demo | --addr HOST:PORT] [--store NAME] [--url URL]
 
   --demo            plays the life of a payment on a free port; exit code 0 if all went as promised
   --addr HOST:PORT  serves there (default 127.0.0.1:3000)
-  --store NAME      where keys are remembered; this release has: memory (default)
+  --store NAME      where keys are remembered: memory (default), sqlite, postgres, redis; all but
+                    memory need the cargo feature of their name
+  --url URL         where that store is: a path for sqlite (the demo makes a file of its own), else
+                    a URL such as postgres://user@host/database or redis://host
 ";
 
 #[derive(Debug)]
 pub struct Args {
     pub mode: Mode,
+    /// What `store::open` takes; `None` for the demo's own file.
+    pub store: Option<String>,
 }
 
 #[derive(Debug)]
@@ -27,6 +32,7 @@ impl Args {
     pub fn parse(args: impl Iterator<Item = String>) -> Result<Self, String> {
         let mut demo = false;
         let mut addr = None;
+        let (mut store, mut url) = ("memory".to_owned(), None);
         let mut args = args.peekable();
         while let Some(arg) = args.next() {
             let (flag, inline) = match arg.split_once('=') {
@@ -40,7 +46,12 @@ impl Args {
                     .ok_or_else(|| format!("{flag} needs a value; see --help"))
             };
             match flag {
-                "--help" | "-h" if inline.is_none() => return Ok(Self { mode: Mode::Help }),
+                "--help" | "-h" if inline.is_none() => {
+                    return Ok(Self {
+                        mode: Mode::Help,
+                        store: None,
+                    });
+                }
                 "--demo" if inline.is_none() => demo = true,
                 "--addr" => {
                     let value = value()?;
@@ -49,29 +60,38 @@ impl Args {
                     })?;
                     addr = Some(parsed);
                 }
-                "--store" => check_store(&value()?)?,
+                "--store" => store = value()?,
+                "--url" => url = Some(value()?),
                 _ => return Err(format!("{arg:?} is not an option; see --help")),
             }
         }
-        match (demo, addr) {
+        let mode = match (demo, addr) {
             (true, Some(_)) => {
-                Err("--demo chooses a free port itself: leave out --addr".to_owned())
+                return Err("--demo chooses a free port itself: leave out --addr".to_owned());
             }
-            (true, None) => Ok(Self { mode: Mode::Demo }),
-            (false, addr) => Ok(Self {
-                mode: Mode::Serve(addr.unwrap_or(DEFAULT_ADDR)),
-            }),
-        }
+            (true, None) => Mode::Demo,
+            (false, addr) => Mode::Serve(addr.unwrap_or(DEFAULT_ADDR)),
+        };
+        let store = store_url(&store, url, demo)?;
+        Ok(Self { mode, store })
     }
 }
 
-fn check_store(name: &str) -> Result<(), String> {
-    match name {
-        "memory" => Ok(()),
-        "sqlite" | "postgres" | "redis" => Err(format!(
-            "--store {name} is planned and not in this release: use --store memory"
+/// The URL of the store; `None` where the demo makes a file of its own.
+fn store_url(name: &str, url: Option<String>, demo: bool) -> Result<Option<String>, String> {
+    match (name, url) {
+        ("memory", None) => Ok(Some("memory:".to_owned())),
+        ("memory", Some(_)) => Err("--store memory is at no place: leave out --url".to_owned()),
+        ("sqlite", None) if demo => Ok(None),
+        ("sqlite", Some(path)) if !path.starts_with("sqlite:") => {
+            Ok(Some(format!("sqlite:{path}")))
+        }
+        ("sqlite" | "postgres" | "redis", Some(url)) if url.starts_with(name) => Ok(Some(url)),
+        ("sqlite" | "postgres" | "redis", Some(_)) => Err(format!("--url is not one of {name}")),
+        ("sqlite" | "postgres" | "redis", None) => Err(format!("--store {name} needs --url")),
+        _ => Err(format!(
+            "--store {name:?} is unknown: use memory, sqlite, postgres or redis"
         )),
-        _ => Err(format!("--store {name:?} is unknown: use --store memory")),
     }
 }
 

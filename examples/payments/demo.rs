@@ -342,7 +342,7 @@ fn payment(token: &'static str, key: Option<&'static str>, amount: u64, card: &s
     let body = serde_json::json!({ "amount": amount, "currency": "EUR", "card": card });
     Request {
         token,
-        key,
+        key: key.map(Into::into),
         body: body.to_string(),
     }
 }

@@ -12,6 +12,7 @@ mod args;
 mod auth;
 mod demo;
 mod gateway;
+mod restart;
 mod wire;
 
 use std::io::{self, IsTerminal, Write};
@@ -22,7 +23,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
-use tower_idempotency::{MemoryStore, Store};
+use tower_idempotency::{IdempotencyKey, PrefixedStore, Store, store};
 
 use args::{Args, Mode};
 use gateway::Gateway;
@@ -36,13 +37,14 @@ async fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    let store = args.store;
     let done = match args.mode {
         Mode::Help => io::stdout()
             .write_all(args::USAGE.as_bytes())
             .map(|()| true)
             .map_err(Into::into),
-        Mode::Demo => play().await,
-        Mode::Serve(addr) => serve(addr).await.map(|()| true),
+        Mode::Demo => play(store).await,
+        Mode::Serve(addr) => serve(addr, store).await.map(|()| true),
     };
     match done {
         Ok(true) => ExitCode::SUCCESS,
@@ -56,19 +58,20 @@ async fn main() -> ExitCode {
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The only store of this release. A database would be chosen here, from the configuration: an
-/// `Arc<dyn Store>` is a store.
-fn store() -> Arc<dyn Store> {
-    Arc::new(MemoryStore::new())
-}
-
 /// Whether every line of the demo was what was promised.
-async fn play() -> Result<bool, BoxError> {
+async fn play(url: Option<String>) -> Result<bool, BoxError> {
     calm_the_panics_of_the_demo();
+    let folder = restart::Folder::new()?;
+    let url = url.unwrap_or_else(|| folder.sqlite_url());
+    let store = store::open(&url).await?;
+    let durable = store.properties().durable;
+    // Keys of its own: what the demo of yesterday left behind must not answer for today's.
+    let store = Arc::new(PrefixedStore::new(store, IdempotencyKey::random().as_str()));
     let gateway = Gateway::new(Duration::ZERO);
-    let report = demo::play(app::layer(store())?, gateway, &mut io::stdout()).await?;
+    let report = demo::play(app::layer(store)?, gateway, &mut io::stdout()).await?;
     let mut out = io::stdout();
-    if report.broken().next().is_none() {
+    let restarted = !durable || restart::play(&url, &mut out).await?;
+    if report.broken().next().is_none() && restarted {
         writeln!(out, "\nEvery line is what was promised.")?;
         return Ok(true);
     }
@@ -99,12 +102,12 @@ fn calm_the_panics_of_the_demo() {
     }));
 }
 
-async fn serve(addr: SocketAddr) -> Result<(), BoxError> {
+async fn serve(addr: SocketAddr, url: Option<String>) -> Result<(), BoxError> {
     tracing_subscriber::fmt()
         .with_writer(io::stderr)
         .with_ansi(io::stderr().is_terminal())
         .init();
-    let store = store();
+    let store = store::open(url.as_deref().unwrap_or("memory:")).await?;
     let properties = store.properties();
     let layer = app::layer(store)?;
     let idempotency = layer.idempotency().clone();

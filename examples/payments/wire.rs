@@ -1,6 +1,7 @@
 //! As much of an HTTP/1.1 client as the demo needs, over a plain socket: with a library in between it
 //! would not be certain that a client which hangs up really hangs up.
 
+use std::borrow::Cow;
 use std::io::{self, Error, ErrorKind};
 use std::net::SocketAddr;
 
@@ -12,7 +13,7 @@ use tokio::net::TcpStream;
 pub struct Request {
     pub token: &'static str,
     /// The value of `Idempotency-Key` as it goes over the wire.
-    pub key: Option<&'static str>,
+    pub key: Option<Cow<'static, str>>,
     pub body: String,
 }
 
@@ -38,6 +39,7 @@ impl Answer {
 pub async fn send(addr: SocketAddr, request: &Request) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(addr).await?;
     let Request { token, key, body } = request;
+    let key = key.as_ref();
     let key = key.map_or(String::new(), |key| format!("Idempotency-Key: {key}\r\n"));
     let message = format!(
         "POST /payments HTTP/1.1\r\n\

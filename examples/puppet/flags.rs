@@ -11,14 +11,15 @@ use http::HeaderName;
 use tower_idempotency::{
     FingerprintRecipe, Idempotency, IdempotencyLayer, InFlight, KeySyntax, MissingKey, OnAbandoned,
     OnOutage, RetentionPolicy, Scope, Store,
+    store::{self, OpenError},
 };
 
 pub const USAGE: &str = "\
 Usage: puppet [FLAG VALUE | FLAG=VALUE]...
 
   --addr ADDR:PORT                     where to listen [127.0.0.1:0: a free port]
-  --store memory                       where records are kept [memory]
-  --url URL                            where that store is; the memory store has no use for it
+  --store memory|sqlite|postgres|redis where records are kept [memory]
+  --url URL                            where that store is: a path for sqlite, else a URL
   --lease-ms N                         how long a claim lives without a renewal [30000]
   --retention-ms N                     how long a record is kept [86400000]
   --max-request-bytes N                larger requests get 413 [2097152]
@@ -188,9 +189,9 @@ impl Flags {
     }
 
     /// The layer with these settings.
-    pub fn into_layer(self) -> Result<IdempotencyLayer<Arc<dyn Store>>, String> {
-        let mut engine = Idempotency::builder(store(&self.store, self.url.as_deref())?)
-            .on_abandoned(self.on_abandoned);
+    pub async fn into_layer(self) -> Result<IdempotencyLayer<Arc<dyn Store>>, String> {
+        let store = open(&self.store, self.url.as_deref()).await?;
+        let mut engine = Idempotency::builder(store).on_abandoned(self.on_abandoned);
         if let Some(lease) = self.lease {
             // There is no flag for the attempt limit; a long lease shall not need one.
             engine = engine.lease(lease).attempt_limit(lease.max(ATTEMPT_LIMIT));
@@ -222,20 +223,24 @@ impl Flags {
 /// The library's default.
 const ATTEMPT_LIMIT: Duration = Duration::from_secs(15 * 60);
 
-/// `_url` is for the stores that are somewhere else.
-fn store(name: &str, _url: Option<&str>) -> Result<Arc<dyn Store>, String> {
-    match name {
-        #[cfg(feature = "memory")]
-        "memory" => Ok(Arc::new(tower_idempotency::MemoryStore::new())),
-        #[cfg(not(feature = "memory"))]
-        "memory" => {
-            Err("--store memory: this puppet was built without the feature `memory`".into())
+async fn open(name: &str, url: Option<&str>) -> Result<Arc<dyn Store>, String> {
+    let url = match (name, url) {
+        ("memory", _) => "memory:".to_owned(),
+        ("sqlite", Some(path)) if !path.starts_with("sqlite:") => format!("sqlite:{path}"),
+        ("sqlite" | "postgres" | "redis", Some(url)) => url.to_owned(),
+        ("sqlite" | "postgres" | "redis", None) => {
+            return Err(format!("--store {name} needs --url"));
         }
-        "sqlite" | "postgres" | "redis" => Err(format!(
-            "--store {name}: there is no feature `{name}` yet, only the memory store"
-        )),
-        other => Err(not("--store", "memory", other)),
+        (other, _) => return Err(not("--store", "memory, sqlite, postgres or redis", other)),
+    };
+    if !url.starts_with(name) {
+        return Err(format!("--url is not one of {name}"));
     }
+    store::open(&url).await.map_err(|error| match &error {
+        // What failed, without the driver's own words: they may name the URL.
+        OpenError::Store(reason) => format!("--store {name}: {reason}"),
+        other => format!("--store {name}: {other}"),
+    })
 }
 
 /// "`--syntax` takes lenient or strict, not "strickt"".

@@ -62,7 +62,7 @@ async fn main() -> ExitCode {
         Err(problem) => return refuse(&problem),
     };
     let addr = flags.addr;
-    let layer = match flags.into_layer() {
+    let layer = match flags.into_layer().await {
         Ok(layer) => layer,
         Err(problem) => return refuse(&problem),
     };
