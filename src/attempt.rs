@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
 use crate::admission::Settled;
@@ -51,6 +52,8 @@ pub(crate) struct Inner {
     notes: Mutex<Notes>,
     lost: AtomicBool,
     lost_signal: Notify,
+    // Where the claim was made: what has to go on for it finds its way home from anywhere.
+    runtime: Option<Handle>,
 }
 
 /// Why a note could not be attached to a claim.
@@ -195,6 +198,10 @@ impl Inner {
         self.claim_was_repeated
     }
 
+    pub(crate) fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
+    }
+
     pub(crate) fn mark_lost(&self) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             self.lost_signal.notify_waiters();
@@ -252,6 +259,7 @@ impl AttemptGuard {
             notes: Mutex::new(notes),
             lost: AtomicBool::new(false),
             lost_signal: Notify::new(),
+            runtime: Handle::try_current().ok(),
         });
         let slot = engine.heartbeat.register(engine, &inner, asked.at);
         Self {

@@ -177,9 +177,14 @@ impl Tracker {
         Counted(Arc::clone(self))
     }
 
-    /// Starts background work that belongs to no connection. Without a runtime it does not run.
-    pub(crate) fn spawn(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let Ok(runtime) = Handle::try_current() else {
+    /// Starts background work that belongs to no connection: on the runtime at hand, or else at
+    /// `home`. Without either it does not run.
+    pub(crate) fn spawn(
+        self: &Arc<Self>,
+        home: Option<&Handle>,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let Some(runtime) = Handle::try_current().ok().or_else(|| home.cloned()) else {
             return;
         };
         let counted = self.count();
@@ -451,7 +456,7 @@ mod tests {
     fn background_work_needs_a_runtime() {
         let (tracker, work) = (Arc::<Tracker>::default(), Work::default());
         let left = work.of(1);
-        tracker.spawn(async move {
+        tracker.spawn(None, async move {
             left.await;
         });
         assert!(work.is_dropped());

@@ -2,8 +2,8 @@
 //!
 //! An attempt that ends before a third of its lease is over never meets the task. The task is
 //! started with the first claim, on the runtime of that claim, sleeps until there is something to do,
-//! and ends when it wakes up with nothing to do. Where several runtimes share an engine, those of
-//! the others rest on it: when its runtime shuts down, renewals begin again with the next claim.
+//! and ends when it wakes up with nothing to do. If that runtime shuts down, another one that has
+//! attempts goes on.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Heartbeat {
         let mut registry = self.lock();
         let mut start = None;
         if !registry.beating {
-            let Ok(runtime) = Handle::try_current() else {
+            let Some(runtime) = attempt.runtime() else {
                 return NONE;
             };
             registry.beating = true;
@@ -109,9 +109,16 @@ impl Heartbeat {
         // Without the lock: a runtime that is shutting down drops the task at once, and its drop
         // locks.
         if let Some(runtime) = start {
-            runtime.spawn(beat(Beating(Some(Arc::downgrade(engine)))));
+            runtime.spawn(beat(Beating::new(engine)));
         }
         index
+    }
+
+    /// Starts the task at another runtime. `false` if that one is gone too, which drops what it is
+    /// given at once.
+    fn go_on(&self, engine: &Arc<Engine>, runtime: &Handle) -> bool {
+        let beating = std::mem::replace(&mut self.lock().beating, true);
+        beating || !runtime.spawn(beat(Beating::new(engine))).is_finished()
     }
 
     /// The store is about to be told how `attempt` ended. It is renewed meanwhile, but that a
@@ -266,12 +273,22 @@ enum Answer {
 }
 
 /// The task's hold on its engine. When the task goes, for whatever reason (its runtime shut down),
-/// the next claim may start another.
-struct Beating(Option<Weak<Engine>>);
+/// another runtime goes on, or the next claim starts another.
+struct Beating {
+    engine: Option<Weak<Engine>>,
+    begun: bool,
+}
 
 impl Beating {
+    fn new(engine: &Arc<Engine>) -> Self {
+        Self {
+            engine: Some(Arc::downgrade(engine)),
+            begun: false,
+        }
+    }
+
     fn engine(&self) -> Option<Arc<Engine>> {
-        self.0.as_ref()?.upgrade()
+        self.engine.as_ref()?.upgrade()
     }
 }
 
@@ -280,12 +297,20 @@ impl Drop for Beating {
         let Some(engine) = self.engine() else { return };
         let mut registry = engine.heartbeat.lock();
         registry.beating = false;
-        // Those went with the task.
+        let mut homes = Vec::new();
         for slot in registry.slots.iter_mut().flatten() {
+            // Those went with the task.
             if slot.renewals == Renewals::UnderWay {
                 slot.renewals = Renewals::Waiting;
             }
+            if self.begun && slot.renewals != Renewals::Ended {
+                homes.extend(slot.attempt.runtime().cloned());
+            }
         }
+        drop(registry);
+        let _ = homes
+            .iter()
+            .any(|runtime| engine.heartbeat.go_on(&engine, runtime));
     }
 }
 
@@ -301,6 +326,7 @@ fn pause(lease: Duration) -> Duration {
 }
 
 async fn beat(mut beating: Beating) {
+    beating.begun = true;
     let mut renewals = JoinSet::new();
     loop {
         while renewals.try_join_next().is_some() {}
@@ -314,7 +340,7 @@ async fn beat(mut beating: Beating) {
         if look.over {
             // The registry noted the end under its lock; a task that was started since is not ours
             // to report.
-            beating.0 = None;
+            beating.engine = None;
             return;
         }
         for renewal in look.due {

@@ -7,6 +7,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 
 use crate::admission::{Admission, AdmitError, Holder, Replay, Settled};
@@ -464,6 +465,7 @@ impl Engine {
             engine: self,
             request: &request,
             acknowledged: false,
+            runtime: Handle::try_current().ok(),
         };
         let answered = self.claim(&request).await;
         unanswered.acknowledged = match &answered {
@@ -566,7 +568,7 @@ impl Engine {
             Err(error) => {
                 telemetry::fault(Fault::NotSaved, claim.key(), claim.attempt());
                 if error.is_transient() {
-                    self.keep_closing(claim.clone(), closing.clone(), held_until);
+                    self.keep_closing(attempt, closing.clone(), held_until);
                 }
                 Settled::NotSaved
             }
@@ -616,14 +618,20 @@ impl Engine {
         if matches!(closing, Closing::Abandon) {
             telemetry::fault(Fault::Unknown, claim.key(), claim.attempt());
         }
-        self.keep_closing(claim.clone(), closing, held_until);
+        self.keep_closing(attempt, closing, held_until);
     }
 
     /// Goes on with a closing move in the background, until the lease ends.
-    fn keep_closing(self: &Arc<Self>, claim: Claim, closing: Closing, held_until: Option<Instant>) {
+    fn keep_closing(
+        self: &Arc<Self>,
+        attempt: &Inner,
+        closing: Closing,
+        held_until: Option<Instant>,
+    ) {
         let engine = Arc::clone(self);
+        let claim = attempt.claim().clone();
         let until = held_until.unwrap_or_else(|| Instant::now() + self.settings.lease);
-        self.tracker.spawn(async move {
+        self.tracker.spawn(attempt.runtime(), async move {
             let closed = engine.insist_once_at_least(&claim, &closing, until).await;
             let fault = match closed {
                 Ok(Completion::Recorded) => return,
@@ -638,7 +646,7 @@ impl Engine {
     }
 
     /// Nobody works under a claim that was not acknowledged: frees it, if it stands.
-    fn free_in_background(self: &Arc<Self>, request: &ClaimRequest) {
+    fn free_in_background(self: &Arc<Self>, request: &ClaimRequest, home: Option<&Handle>) {
         // Stores compare the owner alone, and the attempt of an unanswered claim is unknown.
         let claim = Claim::new(request.key.clone(), request.owner, 0);
         let closing = match request.on_abandoned {
@@ -648,7 +656,7 @@ impl Engine {
         };
         let until = Instant::now() + request.lease;
         let engine = Arc::clone(self);
-        self.tracker.spawn(async move {
+        self.tracker.spawn(home, async move {
             let mut freed = engine.insist_once_at_least(&claim, &closing, until).await;
             if freed.is_ok() {
                 freed = engine.free_again(&claim, &closing).await;
@@ -662,7 +670,7 @@ impl Engine {
     /// A key was released whose claim had been asked for more than once.
     fn free_late_claim(self: &Arc<Self>, claim: Claim) {
         let engine = Arc::clone(self);
-        self.tracker.spawn(async move {
+        self.tracker.spawn(None, async move {
             if engine.free_again(&claim, &Closing::Release).await.is_err() {
                 telemetry::fault(Fault::Unreleased, claim.key(), claim.attempt());
             }
@@ -720,12 +728,14 @@ struct Unanswered<'a> {
     engine: &'a Arc<Engine>,
     request: &'a ClaimRequest,
     acknowledged: bool,
+    runtime: Option<Handle>,
 }
 
 impl Drop for Unanswered<'_> {
     fn drop(&mut self) {
         if !self.acknowledged {
-            self.engine.free_in_background(self.request);
+            let home = self.runtime.as_ref();
+            self.engine.free_in_background(self.request, home);
         }
     }
 }
