@@ -299,7 +299,7 @@ impl Drop for Beating {
         registry.beating = false;
         let mut homes = Vec::new();
         for slot in registry.slots.iter_mut().flatten() {
-            // Those under way went with the task.
+            // Those went with the task.
             if slot.renewals == Renewals::UnderWay {
                 slot.renewals = Renewals::Waiting;
             }

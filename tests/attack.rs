@@ -212,7 +212,7 @@ impl Store for FarStore {
                 }
                 Claimed::Existing(record)
             }
-            acquired => acquired,
+            acquired @ Claimed::Acquired { .. } => acquired,
         })
     }
     async fn renew(&self, claim: &Claim, lease: Duration) -> Result<Fenced, StoreError> {

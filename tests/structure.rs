@@ -261,10 +261,12 @@ fn is_word(c: char) -> bool {
 
 /// The text without comments and without the tests at its end.
 fn code_of(text: &str) -> String {
-    let text = text
-        .split("#[cfg(test)]\nmod tests {")
-        .next()
-        .unwrap_or(text);
+    let tests = text.find("\nmod tests {").unwrap_or(text.len());
+    let text = match text[..tests].rfind("#[cfg(test)]\n") {
+        // Nothing but further attributes may stand between.
+        Some(at) if text[at..tests].lines().all(|line| line.starts_with("#[")) => &text[..at],
+        _ => text,
+    };
     let mut code = String::with_capacity(text.len());
     for line in text.lines() {
         // A colon before it is a URL's.
