@@ -100,8 +100,8 @@ async fn empty_frames_are_not_held() {
 async fn empty_frames_are_not_held_while_the_body_is_read() {
     let alive = Arc::new(AtomicUsize::new(0));
     let most = Arc::new(AtomicUsize::new(0));
-    let layer = IdempotencyLayer::builder(MemoryStore::new())
-        .fingerprint(FingerprintRecipe::raw().json());
+    let layer =
+        IdempotencyLayer::builder(MemoryStore::new()).fingerprint(FingerprintRecipe::raw().json());
     let app = App::behind(&layer.build().unwrap(), paid);
     let (counting, peak) = (Arc::clone(&alive), Arc::clone(&most));
     let body = Body::new(StreamBody::new(stream::iter((0..10_000).map(move |_| {
@@ -159,7 +159,12 @@ async fn another_path_is_another_request_under_another_recipe_too() {
         let other = refunds.send(ask).await;
         other.assert_problem(ProblemKind::KeyReused);
     }
-    assert!(refunds.send(post("/charges").key("k").body("1")).await.is_replay());
+    assert!(
+        refunds
+            .send(post("/charges").key("k").body("1"))
+            .await
+            .is_replay()
+    );
 }
 
 #[tokio::test]
@@ -336,7 +341,12 @@ async fn what_is_never_stored_stays_out_whatever_is_also_stored() {
         .also_store(secret)
         .build()
         .unwrap();
-    assert!(layer.policy().headers_not_replayed.contains(&"x-secret".to_owned()));
+    assert!(
+        layer
+            .policy()
+            .headers_not_replayed
+            .contains(&"x-secret".to_owned())
+    );
     let app = App::behind(&layer, |_| async { [("x-secret", "1")] });
     app.send(pay("k")).await;
     let retry = app.send(pay("k")).await;
@@ -359,14 +369,14 @@ async fn the_policy_lists_every_header_that_is_not_replayed() {
         "date",
         "x-kept",
     ];
-    let app = App::behind(&layer, move |_| async move { names.map(|name| (name, "1")) });
+    let app = App::behind(
+        &layer,
+        move |_| async move { names.map(|name| (name, "1")) },
+    );
     app.send(pay("k")).await;
     let retry = app.send(pay("k")).await;
     for name in names {
-        let replayed = retry
-            .headers
-            .get(name)
-            .is_some_and(|value| value == "1");
+        let replayed = retry.headers.get(name).is_some_and(|value| value == "1");
         let is_listed = listed.iter().any(|entry| match entry.strip_suffix('*') {
             Some(prefix) => name.starts_with(prefix),
             None => entry == name,
@@ -389,7 +399,9 @@ async fn the_length_of_a_head_response_stays() {
     });
     let first = app.send(ask("HEAD", "/").key("k")).await;
     assert_eq!(first.header("content-length"), "5000000");
-    app.send(ask("HEAD", "/").key("k")).await.assert_replays(&first);
+    app.send(ask("HEAD", "/").key("k"))
+        .await
+        .assert_replays(&first);
 }
 
 /// The state of a record in which a closure of the settings has panicked.

@@ -107,7 +107,11 @@ fn frames_make_no_difference() {
 fn the_original_path_counts_and_not_the_routed_one() {
     let (head, ()) = Request::post("/orders").body(()).unwrap().into_parts();
     let recipe = raw();
-    let at = |path| recipe.start(&head, path, None, CallerPart::Scoped).finish(Bytes::new);
+    let at = |path| {
+        recipe
+            .start(&head, path, None, CallerPart::Scoped)
+            .finish(Bytes::new)
+    };
     assert_eq!(at("/t/1/orders"), at("/t/1/orders"));
     assert_ne!(at("/t/1/orders"), at("/t/2/orders"));
 }
@@ -116,7 +120,11 @@ fn the_original_path_counts_and_not_the_routed_one() {
 fn without_a_scope_other_credentials_are_recognised_as_such() {
     let (head, ()) = Request::post("/orders").body(()).unwrap().into_parts();
     let recipe = raw();
-    let of = |caller| recipe.start(&head, "/orders", None, caller).finish(Bytes::new);
+    let of = |caller| {
+        recipe
+            .start(&head, "/orders", None, caller)
+            .finish(Bytes::new)
+    };
     let with = |authorization: Option<&'static str>| {
         let lines = authorization.map(|line| (AUTHORIZATION, HeaderValue::from_static(line)));
         let part = caller_part(&lines.into_iter().collect(), b"lookup key");

@@ -298,7 +298,9 @@ where
         let mut response = give_again(&replay.outcome, &config.marker);
         if response.status().is_client_error() || response.status().is_server_error() {
             if let Some(date) = header::http_date(replay.completed_at) {
-                let _ = response.headers_mut().try_insert(header::ORIGINAL_DATE, date);
+                let _ = response
+                    .headers_mut()
+                    .try_insert(header::ORIGINAL_DATE, date);
             }
         }
         response.extensions_mut().insert(replay);
