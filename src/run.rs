@@ -245,6 +245,12 @@ where
             return conclude(settled, result);
         }
     };
+    // What cannot be read back (a float that is no number becomes `null`) would be an error for every
+    // repetition.
+    let kept = kept.and_then(|bytes| {
+        serde_json::from_slice::<Result<T, E>>(&bytes)?;
+        Ok(bytes)
+    });
     match kept {
         Ok(bytes) => {
             let outcome = Outcome::value(&bytes);

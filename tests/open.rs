@@ -23,12 +23,32 @@ async fn memory_is_a_new_store_each_time() {
 async fn a_store_that_is_not_in_this_build_names_its_feature() {
     for (url, here, missing) in [
         ("memory:", cfg!(feature = "memory"), "memory"),
-        ("sqlite:keys.db", false, "sqlite"),
-        ("postgres://:secret@localhost/shop", false, "postgres"),
-        ("postgresql://:secret@localhost/shop", false, "postgres"),
-        ("redis://:secret@localhost", false, "redis"),
-        ("rediss://:secret@localhost", false, "redis"),
-        ("redis+cluster://:secret@localhost", false, "redis"),
+        ("sqlite:keys.db", cfg!(feature = "sqlite-system"), "sqlite"),
+        (
+            "postgres://:secret@localhost/shop",
+            cfg!(feature = "postgres"),
+            "postgres",
+        ),
+        (
+            "postgresql://:secret@localhost/shop",
+            cfg!(feature = "postgres"),
+            "postgres",
+        ),
+        (
+            "redis://:secret@localhost",
+            cfg!(feature = "redis"),
+            "redis",
+        ),
+        (
+            "rediss://:secret@localhost",
+            cfg!(feature = "redis"),
+            "redis",
+        ),
+        (
+            "redis+cluster://:secret@localhost",
+            cfg!(feature = "redis"),
+            "redis",
+        ),
     ] {
         if here {
             continue;

@@ -93,7 +93,12 @@ fn bad_flags_are_one_line_and_exit_code_2() {
         (&["--addr=127.0.0.1:99999"], "127.0.0.1:99999"),
         (&["--demo", "--addr", "127.0.0.1:0"], "leave out --addr"),
         (&["--store"], "--store needs a value"),
-        (&["--store", "postgres"], "not in this release"),
+        (&["--store", "postgres"], "--store postgres needs --url"),
+        (
+            &["--store=redis", "--url=sqlite:x"],
+            "--url is not one of redis",
+        ),
+        (&["--url", "keys.db"], "leave out --url"),
         (&["--store=paper"], "paper"),
     ] {
         let output = run(args);

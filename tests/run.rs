@@ -187,6 +187,15 @@ async fn a_value_that_cannot_be_written_holds_the_key() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_value_that_cannot_be_read_back_holds_the_key() {
+    let engine = engine();
+    let work = |_| async { Ok::<_, Failure<()>>(f64::NAN) };
+    let failed = engine.run(&key("k"), request("r"), work).await;
+    assert!(matches!(failed, Err(RunError::Value(_))), "{failed:?}");
+    assert_unknown(&admit(&engine).await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_value_of_another_type_is_an_error_and_stays() {
     let (engine, points) = (engine(), Points::default());
     points.add(&engine, Ok(100)).await.unwrap();

@@ -2,6 +2,8 @@
 
 #![cfg(all(feature = "sqlite-system", feature = "testing"))]
 
+#[path = "support/patience.rs"]
+mod patience;
 #[path = "support/sqlite.rs"]
 mod support;
 
@@ -22,6 +24,7 @@ use tower_idempotency::{
     StoreError, StoreErrorKind,
 };
 
+use self::patience::patient;
 use self::support::Folder;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -220,7 +223,7 @@ mod sharing {
         );
         let completion = there.complete(&claim, &response(b""), None).await;
         assert_eq!(completion.unwrap(), Completion::Recorded);
-        waiting.await.unwrap();
+        patient("hearing of it", waiting).await.unwrap();
     }
 
     #[tokio::test]
@@ -260,15 +263,16 @@ mod locks {
         finish(&store, "kept").await;
         let held = acquire(&store, &request("held")).await;
         let _lock = locked(&folder);
-        let errors = [
-            store.claim(&request("new")).await.unwrap_err(),
-            store
-                .complete(&held, &response(b""), None)
-                .await
-                .unwrap_err(),
-            store.renew(&held, HOUR).await.unwrap_err(),
-            store.purge(10).await.unwrap_err(),
-        ];
+        let kept = response(b"");
+        let refused = async {
+            [
+                store.claim(&request("new")).await.unwrap_err(),
+                store.complete(&held, &kept, None).await.unwrap_err(),
+                store.renew(&held, HOUR).await.unwrap_err(),
+                store.purge(10).await.unwrap_err(),
+            ]
+        };
+        let errors = patient("a refusal", refused).await;
         for error in errors {
             assert_eq!(error.kind(), StoreErrorKind::Unavailable);
             assert!(error.to_string().contains("busy_timeout"), "{error}");
@@ -300,7 +304,7 @@ mod locks {
             "the file is locked"
         );
         lock.execute_batch("COMMIT").unwrap();
-        let (claim, completion) = waiting.await;
+        let (claim, completion) = patient("the lock", waiting).await;
         assert_eq!(claim.attempt(), 1);
         assert_eq!(completion.unwrap(), Completion::Recorded);
     }

@@ -291,7 +291,8 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
         self
     }
 
-    /// Changes what is kept of a response, headers and body, before it is stored. The first client
+    /// Changes what is kept of a response, headers and body, before it is stored. Trailers are kept
+    /// as they are. The first client
     /// gets the response unchanged; every retry gets what was kept.
     pub fn redact(
         mut self,
@@ -329,7 +330,8 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
     /// # Errors
     ///
     /// [`ConfigError`] with the name of the setting: a header name that is none, no guarded method
-    /// at all, a waiting time of zero or more than a hundred years, an empty live type.
+    /// at all, a waiting time of zero or more than a hundred years, a live type that is empty or has
+    /// parameters.
     pub fn build(self) -> Result<IdempotencyLayer<S>, ConfigError> {
         let config = &self.config;
         if let Some(setting) = self.header_is_wrong {
@@ -348,8 +350,9 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
             check_duration("in_flight", max)?;
         }
         check_duration("retry_after", config.retry_after)?;
-        if config.live_types.iter().any(|kind| kind.trim().is_empty()) {
-            let problem = "must not contain an empty content type";
+        let is_no_type = |kind: &str| kind.trim().is_empty() || kind.contains(';');
+        if config.live_types.iter().any(|kind| is_no_type(kind)) {
+            let problem = "must hold content types without parameters, and no empty one";
             return Err(ConfigError::new("live_types", problem));
         }
         if config.documentation.as_deref().is_some_and(|url| {

@@ -115,7 +115,7 @@ fn some_method_is_guarded_and_none_without_a_response_to_keep() {
 
 #[test]
 fn live_types_are_types() {
-    for wrong in ["", "  "] {
+    for wrong in ["", "  ", "text/event-stream; charset=utf-8"] {
         assert_refused(
             layer(|l| l.live_types(["text/event-stream", wrong])),
             "live_types",

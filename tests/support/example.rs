@@ -32,6 +32,11 @@ pub fn example(name: &str) -> PathBuf {
 
 const FEATURES: &[(&str, bool)] = &[
     ("memory", cfg!(feature = "memory")),
+    ("sqlite", cfg!(feature = "sqlite")),
+    ("sqlite-system", cfg!(feature = "sqlite-system")),
+    ("postgres", cfg!(feature = "postgres")),
+    ("redis", cfg!(feature = "redis")),
+    ("encrypt", cfg!(feature = "encrypt")),
     ("axum", cfg!(feature = "axum")),
     ("testing", cfg!(feature = "testing")),
     ("tracing", cfg!(feature = "tracing")),

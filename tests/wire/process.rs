@@ -13,7 +13,7 @@ fn flags_that_cannot_be_followed_are_one_line_and_exit_code_2() {
         (&["--addr", "here"], "--addr"),
         (&["--store", "sqlite"], "sqlite"),
         (
-            &["--store", "postgres", "--url", "postgres://x"],
+            &["--store", "postgres", "--url", "redis://localhost"],
             "postgres",
         ),
         (&["--store=redis"], "redis"),
