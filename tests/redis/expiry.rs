@@ -124,6 +124,44 @@ async fn a_walk_sees_the_records_of_every_node_of_a_cluster() {
     );
 }
 
+/// On a cluster of its own: a slot is taken from one node and given to another.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_whose_slot_moves_is_found_where_it_went() {
+    let cluster = support::Cluster::start();
+    let store = store_at(&cluster.url()).await;
+    let moving = request("key");
+    let claim = acquire(&store, &moving).await;
+    let name = store.record_key(&moving.key);
+    let slot: u16 =
+        redis::from_redis_value(cluster.nodes()[0].command(&["CLUSTER", "KEYSLOT", &name]))
+            .unwrap();
+    let slot = slot.to_string();
+    let id = |node: &Server| -> String {
+        redis::from_redis_value(node.command(&["CLUSTER", "MYID"])).unwrap()
+    };
+    let holds = |node: &&Server| node.try_command(&["EXISTS", &name]).is_ok();
+    let from = cluster.nodes().iter().find(holds).unwrap();
+    let to = cluster
+        .nodes()
+        .iter()
+        .find(|node| node.port() != from.port())
+        .unwrap();
+    to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &id(from)]);
+    from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &id(to)]);
+    let port = to.port().to_string();
+    from.command(&["MIGRATE", "127.0.0.1", &port, &name, "0", "5000"]);
+    // Half-way: the old node knows the slot and not the key.
+    let shown = existing(&store, &another(&moving)).await;
+    assert_eq!(shown.owner, moving.owner);
+    for node in [to, from] {
+        node.command(&["CLUSTER", "SETSLOT", &slot, "NODE", &id(to)]);
+    }
+    let completion = store.complete(&claim, &large_outcome(), None).await;
+    assert_eq!(completion.unwrap(), Completion::Recorded);
+    let shown = existing(&store, &another(&moving)).await;
+    assert_eq!(outcome_of(&shown), &large_outcome());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cursor_of_another_store_is_refused() {
     let store = store_at(&shared_url()).await;

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::sync::{Arc, Mutex};
 
 use redis::aio::ConnectionManager;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::support::{Server, options, shared_cluster, shared_url};
 use super::*;
@@ -35,6 +36,35 @@ async fn a_server_that_would_evict_is_refused_unless_a_warning_is_enough() {
     let warnings = warnings.lock().unwrap();
     assert_eq!(warnings.len(), 1);
     assert!(warnings[0].contains("allkeys-lru"), "{warnings:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_too_old_is_refused_with_what_to_do() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("redis://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut bytes = [0; 4096];
+                while let Ok(read @ 1..) = client.read(&mut bytes).await {
+                    for command in String::from_utf8_lossy(&bytes[..read]).split('*').skip(1) {
+                        let reply = match command.contains("\r\nINFO\r\n") {
+                            true => "$22\r\nredis_version:6.2.14\r\n\r\n",
+                            false => "+OK\r\n",
+                        };
+                        client.write_all(reply.as_bytes()).await.unwrap();
+                    }
+                }
+            });
+        }
+    });
+    let error = options().connect(&url).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Other);
+    let told = told(&error);
+    assert!(
+        told.contains("6.2.14") && told.contains("7.0 or later"),
+        "{told}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

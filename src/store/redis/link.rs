@@ -9,7 +9,7 @@ use redis::cluster_async::ClusterConnection;
 use redis::cluster_routing::{
     MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
 };
-use redis::{Cmd, Pipeline, RedisError, Value};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 
 use super::error::{answered, failed, is_code, unexpected};
 use super::line::Line;
@@ -135,15 +135,7 @@ impl Link {
                 result
             }
         };
-        let replies = replies.map_err(failed)?;
-        if !pipe.is_transaction() {
-            return Ok(replies);
-        }
-        match replies.into_iter().next().map(answered) {
-            Some(Ok(Value::Array(replies))) => Ok(replies),
-            Some(Err(error)) => Err(error),
-            _ => Err(unexpected()),
-        }
+        replies.map_err(failed)
     }
 
     /// Sends commands with a script among them, and sends them once more with the script in full if
@@ -248,18 +240,60 @@ impl Kind {
             To::Key(key) => {
                 SingleNodeRoutingInfo::SpecificNode(Route::with_key(key, SlotAddr::Master))
             }
-            To::Node(node) => {
-                let (host, port) = node.address.rsplit_once(':').unwrap_or_default();
-                SingleNodeRoutingInfo::ByAddress {
-                    host: host.to_owned(),
-                    port: port.parse().unwrap_or_default(),
-                }
-            }
+            To::Node(node) => node.route(),
         };
-        let (offset, count) = counts(pipe);
-        cluster
-            .route_pipeline(pipe.clone(), offset, count, route)
-            .await
+        let result = cluster
+            .route_pipeline(pipe.clone(), 0, pipe.len(), route)
+            .await;
+        match &result {
+            // Of several commands the driver gets only the first one past the redirection.
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => {
+                let Some((address, _)) = error.redirect_node() else {
+                    return result;
+                };
+                let moved = Node {
+                    address: address.to_owned(),
+                };
+                ask(cluster, pipe, &moved).await
+            }
+            _ => result,
+        }
+    }
+}
+
+impl Node {
+    fn route(&self) -> SingleNodeRoutingInfo {
+        let (host, port) = self.address.rsplit_once(':').unwrap_or_default();
+        SingleNodeRoutingInfo::ByAddress {
+            host: host.to_owned(),
+            port: port.parse().unwrap_or_default(),
+        }
+    }
+}
+
+/// Sends commands about a key that was moved to this node before its slot was. The node must be asked
+/// to make an exception, and makes it for a whole transaction.
+async fn ask(
+    cluster: &mut ClusterConnection,
+    pipe: &Pipeline,
+    node: &Node,
+) -> Result<Vec<Value>, RedisError> {
+    let mut asking = Pipeline::with_capacity(pipe.len() + 3);
+    asking.cmd("ASKING").cmd("MULTI");
+    for command in pipe.cmd_iter() {
+        asking.add_command(command.clone());
+    }
+    asking.cmd("EXEC");
+    let count = asking.len();
+    let replies = cluster.route_pipeline(asking, 0, count, node.route());
+    match replies.await?.pop() {
+        Some(Value::Array(replies)) if replies.len() == pipe.len() => Ok(replies),
+        Some(Value::ServerError(error)) => Err(error.into()),
+        _ => Err((
+            ErrorKind::UnexpectedReturnType,
+            "not the replies of a transaction",
+        )
+            .into()),
     }
 }
 
@@ -267,15 +301,5 @@ async fn send_all(
     connection: &mut impl ConnectionLike,
     pipe: &Pipeline,
 ) -> Result<Vec<Value>, RedisError> {
-    let (offset, count) = counts(pipe);
-    connection.req_packed_commands(pipe, offset, count).await
-}
-
-/// Which of the replies are wanted: of a transaction, what `EXEC` says.
-fn counts(pipe: &Pipeline) -> (usize, usize) {
-    if pipe.is_transaction() {
-        (pipe.len() + 1, 1)
-    } else {
-        (0, pipe.len())
-    }
+    connection.req_packed_commands(pipe, 0, pipe.len()).await
 }

@@ -479,16 +479,24 @@ impl Inner {
                 pipe.add_command(scripts::COMPLETE.on(by, &keys, &arguments));
                 pipe
             };
-            let replies = self.make(&name, repeat, pipe).await?;
-            let [laid, completed] = replies.try_into().map_err(|_| unexpected())?;
-            // At `maxmemory` nothing is laid beside a record, and only a script goes on.
-            let full = is_code(&laid, "OOM");
-            match answered(completed)? {
-                Value::Int(-2) if full => {}
-                completed => {
-                    answered(laid)?;
-                    return self.completion(key, completed).await;
+            match self.make(&name, repeat, pipe).await {
+                Ok(replies) => {
+                    let [laid, completed] = replies.try_into().map_err(|_| unexpected())?;
+                    // At `maxmemory` nothing is laid beside a record, and only a script goes on.
+                    let full = is_code(&laid, "OOM");
+                    match answered(completed)? {
+                        Value::Int(-2) if full => {}
+                        completed => {
+                            answered(laid)?;
+                            return self.completion(key, completed).await;
+                        }
+                    }
                 }
+                // While their slot moves, the two keys may be on two nodes.
+                Err(error)
+                    if error.is_transient() && self.link.is_cluster() && repeat == Repeat::Once => {
+                }
+                Err(error) => return Err(error),
             }
         }
         let value = frame::outcome(owner, outcome, 0);
@@ -531,14 +539,14 @@ impl Inner {
 
     /// The value of a key and what is left of its life, in one step.
     async fn load(&self, name: &str) -> Result<Option<(Vec<u8>, i64)>, StoreError> {
-        let mut pipe = Pipeline::with_capacity(2);
-        pipe.atomic();
-        pipe.cmd("GET").arg(name).cmd("PTTL").arg(name);
-        let replies = self.link.send(To::Key(name), &pipe, Repeat::Once).await?;
-        let [value, left] = replies.try_into().map_err(|_| unexpected())?;
-        match (answered(value)?, answered(left)?) {
-            (Value::Nil, _) => Ok(None),
-            (Value::BulkString(value), Value::Int(left)) => Ok(Some((value, left))),
+        let pipe = |by| only(scripts::LOOK.on(by, &[name], &[]));
+        let mut replies = self.link.run(To::Key(name), Repeat::Once, pipe).await?;
+        match answered(replies.pop().ok_or_else(unexpected)?)? {
+            Value::Nil => Ok(None),
+            Value::Array(found) => match <[Value; 2]>::try_from(found) {
+                Ok([Value::BulkString(value), Value::Int(left)]) => Ok(Some((value, left))),
+                _ => Err(unexpected()),
+            },
             _ => Err(unexpected()),
         }
     }

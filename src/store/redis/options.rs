@@ -231,6 +231,7 @@ impl RedisOptions {
                         .connection_timeout(connect)
                         .response_timeout(answer)
                         .overall_response_timeout(Some(self.timeout))
+                        .retries(RETRIES)
                         .min_retry_wait(20)
                         .max_retry_wait(500)
                         .build()
@@ -263,6 +264,10 @@ impl std::fmt::Debug for RedisOptions {
             .finish_non_exhaustive()
     }
 }
+
+/// How often the driver of a cluster asks again. Even, so that the last answer about a key that is on its
+/// way to another node names that one.
+const RETRIES: u32 = 6;
 
 fn sentinels_of(
     sentinels: &[String],

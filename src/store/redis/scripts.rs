@@ -57,4 +57,5 @@ moves! {
     NOTE = "note";
     PURGE = "purge";
     SETTLE = "settle";
+    LOOK = "look";
 }
