@@ -302,20 +302,11 @@ where
         telemetry::answered(Answered::Replayed, self.guarded.engine.store_name);
         self.span.record(Answered::Replayed);
         let mut response = give_again(&replay.outcome, &config.marker);
-<<<<<<< HEAD
         let is_error = response.status().is_client_error() || response.status().is_server_error();
         if is_error && let Some(date) = header::http_date(replay.completed_at) {
             let _ = response
                 .headers_mut()
                 .try_insert(header::ORIGINAL_DATE, date);
-=======
-        if response.status().is_client_error() || response.status().is_server_error() {
-            if let Some(date) = header::http_date(replay.completed_at) {
-                let _ = response
-                    .headers_mut()
-                    .try_insert(header::ORIGINAL_DATE, date);
-            }
->>>>>>> sqlite
         }
         response.extensions_mut().insert(replay);
         response
