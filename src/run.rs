@@ -248,7 +248,7 @@ where
     // What cannot be read back (a float that is no number becomes `null`) would be an error for every
     // repetition.
     let kept = kept.and_then(|bytes| {
-        serde_json::from_slice::<Result<T, E>>(&bytes)?;
+        let _: Result<T, E> = serde_json::from_slice(&bytes)?;
         Ok(bytes)
     });
     match kept {
