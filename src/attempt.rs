@@ -111,7 +111,7 @@ impl Attempt {
     pub async fn checkpoint(&self, name: &str, data: &[u8]) -> Result<(), NoteError> {
         let inner = &self.inner;
         let data = Bytes::copy_from_slice(data);
-        let store = &inner.engine.store;
+        let store = inner.engine.store();
         let recorded = store.checkpoint(&inner.claim, name, &data);
         inner.noted("checkpoint", recorded).await?;
         inner.notes().set_checkpoint(name, data);
@@ -126,7 +126,7 @@ impl Attempt {
     /// [`NoteError`] if the claim was lost or the store did not answer.
     pub async fn annotate(&self, correlation: &str) -> Result<(), NoteError> {
         let inner = &self.inner;
-        let recorded = inner.engine.store.annotate(&inner.claim, correlation);
+        let recorded = inner.engine.store().annotate(&inner.claim, correlation);
         inner.noted("annotate", recorded).await?;
         inner.notes().correlation = Some(correlation.to_owned());
         Ok(())
@@ -303,22 +303,31 @@ impl AttemptGuard {
         self.close(Closing::Abandon).await
     }
 
-    pub(crate) async fn close(mut self, closing: Closing) -> Settled {
-        let inner = Arc::clone(&self.attempt.inner);
-        self.unsettled = Some(closing.clone());
-        let settled = inner.engine.close(&inner, &closing, self.slot).await;
-        self.unsettled = None;
-        settled
+    // No async function: that holds its arguments twice, and every attempt holds this future.
+    pub(crate) fn close(mut self, closing: Closing) -> impl Future<Output = Settled> + Send {
+        // At once, so that a future which is dropped unpolled does not take the word back.
+        self.unsettled = Some(closing);
+        async move {
+            let inner = &self.attempt.inner;
+            let settled = match &self.unsettled {
+                Some(closing) => inner.engine.close(inner, closing, self.slot).await,
+                None => Settled::Recorded,
+            };
+            drop(self.unsettled.take());
+            settled
+        }
     }
 }
 
 impl Drop for AttemptGuard {
     fn drop(&mut self) {
+        // Settled: the engine has ended the renewals.
+        let Some(closing) = self.unsettled.take() else {
+            return;
+        };
         let inner = &self.attempt.inner;
         let held_until = inner.engine.heartbeat.deregister(self.slot, inner);
-        if let Some(closing) = self.unsettled.take() {
-            inner.engine.close_dropped(inner, closing, held_until);
-        }
+        inner.engine.close_dropped(inner, closing, held_until);
     }
 }
 

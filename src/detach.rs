@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
+use pin_project_lite::pin_project;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
@@ -207,18 +208,34 @@ impl Drop for Counted {
 /// What a handler threw.
 pub(crate) type PanicPayload = Box<dyn Any + Send>;
 
+/// Calls something and hands its panic over instead of unwinding.
+pub(crate) fn catch_panic_now<T>(call: impl FnOnce() -> T) -> Result<T, PanicPayload> {
+    // Nobody calls it again after a panic, so nothing half-changed is seen.
+    catch_unwind(AssertUnwindSafe(call))
+}
+
 /// Polls a future to its end and hands its panic over instead of unwinding.
-pub(crate) async fn catch_panic<T>(future: impl Future<Output = T>) -> Result<T, PanicPayload> {
-    tokio::pin!(future);
-    std::future::poll_fn(move |cx| {
-        // The future is not polled again after a panic, so nothing half-changed is seen.
-        match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-            Ok(Poll::Pending) => Poll::Pending,
-            Ok(Poll::Ready(output)) => Poll::Ready(Ok(output)),
+pub(crate) fn catch_panic<F: Future>(future: F) -> CatchPanic<F> {
+    CatchPanic { future }
+}
+
+pin_project! {
+    pub(crate) struct CatchPanic<F> {
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future> Future for CatchPanic<F> {
+    type Output = Result<F::Output, PanicPayload>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let future = self.project().future;
+        match catch_panic_now(|| future.poll(cx)) {
+            Ok(polled) => polled.map(Ok),
             Err(payload) => Poll::Ready(Err(payload)),
         }
-    })
-    .await
+    }
 }
 
 #[cfg(test)]

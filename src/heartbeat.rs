@@ -366,7 +366,7 @@ async fn renew(engine: Arc<Engine>, renewal: Renewal) {
     let claim = renewal.attempt.claim();
     let asked = Instant::now();
     let limit = engine.settings.store_timeout.min(lease / 3);
-    let renewed = engine.call_within(limit, "renew", engine.store.renew(claim, lease));
+    let renewed = engine.call_within(limit, "renew", engine.store().renew(claim, lease));
     let answer = match catch_panic(renewed).await {
         Ok(Ok(Fenced::Applied)) => Answer::Applied,
         Ok(Ok(Fenced::ClaimLost)) => Answer::Lost,

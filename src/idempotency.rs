@@ -21,7 +21,8 @@ use crate::outcome::Outcome;
 use crate::record::{Record, State};
 use crate::scope::ScopedKey;
 use crate::store::{Completion, Fenced, Purged, Store};
-use crate::telemetry::{self, Fault, StoreTimer};
+use crate::store_call::StoreCall;
+use crate::telemetry::{self, Fault};
 use crate::time_limit::within;
 
 /// The engine behind every front door, and the whole of it for jobs: see [`run`](Self::run).
@@ -356,7 +357,7 @@ impl fmt::Debug for Settings {
 
 /// What all clones of an [`Idempotency`] share, without its type parameter.
 pub(crate) struct Engine {
-    pub(crate) store: Arc<dyn Store>,
+    store: Arc<dyn Store>,
     pub(crate) store_name: &'static str,
     pub(crate) settings: Settings,
     pub(crate) heartbeat: Heartbeat,
@@ -417,32 +418,24 @@ fn backoff(tries: u32) -> Duration {
 }
 
 impl Engine {
-    /// Makes one store call within the store's time limit.
-    pub(crate) async fn call<T>(
-        &self,
-        op: &'static str,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        self.call_within(self.settings.store_timeout, op, call)
-            .await
+    /// The store itself. A method called on the `Arc` would be that of the `Arc`, which is a store
+    /// too and boxes one more future.
+    pub(crate) fn store(&self) -> &dyn Store {
+        &*self.store
     }
 
-    pub(crate) async fn call_within<T>(
+    /// Makes one store call within the store's time limit.
+    pub(crate) fn call<F: Future>(&self, op: &'static str, call: F) -> StoreCall<F> {
+        self.call_within(self.settings.store_timeout, op, call)
+    }
+
+    pub(crate) fn call_within<F: Future>(
         &self,
         limit: Duration,
         op: &'static str,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let timer = StoreTimer::start();
-        let result = within(limit, call).await.unwrap_or_else(|_| {
-            let message = format!("{op} did not answer within {limit:?}");
-            Err(StoreError::unavailable(message))
-        });
-        timer.stop(op, self.store_name, result.is_err());
-        if let Err(error) = &result {
-            telemetry::store_failed(op, error);
-        }
-        result
+        call: F,
+    ) -> StoreCall<F> {
+        StoreCall::new(limit, op, self.store_name, call)
     }
 
     pub(crate) async fn admit(
@@ -491,7 +484,7 @@ impl Engine {
         let mut tries = 0;
         loop {
             let claimed = self
-                .call_within(deadline - asked, "claim", self.store.claim(request))
+                .call_within(deadline - asked, "claim", self.store().claim(request))
                 .await;
             match claimed {
                 Ok(claimed) => {
@@ -528,7 +521,7 @@ impl Engine {
     ) -> Result<(), AdmitError> {
         // The store's own time limit is for calls that work; this one waits.
         let limit = max.saturating_add(self.settings.store_timeout);
-        let changed = self.store.changed(key, &holder.owner, max);
+        let changed = self.store().changed(key, &holder.owner, max);
         self.call_within(limit, "changed", changed)
             .await
             .map_err(AdmitError::Store)
@@ -592,7 +585,7 @@ impl Engine {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let limit = left.min(self.settings.store_timeout);
-            let applied = closing.apply(&*self.store, claim);
+            let applied = closing.apply(self.store(), claim);
             match self.call_within(limit, closing.op(), applied).await {
                 Err(error) if error.is_transient() => {
                     let next = Instant::now() + backoff(tries);
@@ -700,7 +693,7 @@ impl Engine {
     /// The outcome that stands for a request whose claim was lost, if there is one.
     async fn standing(&self, attempt: &Inner) -> Option<Outcome> {
         let key = attempt.claim().key();
-        let record = self.call("lookup", self.store.lookup(key)).await;
+        let record = self.call("lookup", self.store().lookup(key)).await;
         let record = record.ok().flatten()?;
         // Where the record was erased meanwhile, the key may be another request's, or another
         // caller's, by now.

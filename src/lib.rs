@@ -122,6 +122,7 @@ mod retention;
 mod run;
 mod scope;
 pub mod store;
+mod store_call;
 mod telemetry;
 #[cfg(feature = "testing")]
 #[allow(

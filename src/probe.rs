@@ -34,7 +34,7 @@ impl<S: Store> Idempotency<S> {
     /// Those of [`probe`].
     pub async fn probe(&self) -> Result<(), ProbeError> {
         let limit = self.engine.settings.store_timeout;
-        Probe::new(&*self.engine.store, limit).run().await
+        Probe::new(self.engine.store(), limit).run().await
     }
 }
 

@@ -30,15 +30,26 @@ impl ScopedKey {
     pub(crate) fn join(namespace: &str, scope: &str, key: &str) -> Self {
         let length = |part: &str| u32::try_from(part.len()).unwrap_or(u32::MAX).to_be_bytes();
         let lengths = [length(namespace), length(scope)];
-        // Chained slices have a known length: this is one allocation.
-        let joined = lengths
-            .as_flattened()
-            .iter()
-            .chain(namespace.as_bytes())
-            .chain(scope.as_bytes())
-            .chain(key.as_bytes())
-            .copied()
-            .collect();
+        let parts = [
+            lengths.as_flattened(),
+            namespace.as_bytes(),
+            scope.as_bytes(),
+            key.as_bytes(),
+        ];
+        // Joined on the stack, where most keys fit, so that this is one allocation.
+        let mut stack = [0; 256];
+        let mut end = 0;
+        for part in parts {
+            match stack.get_mut(end..end + part.len()) {
+                Some(place) => place.copy_from_slice(part),
+                None => {
+                    let joined = parts.concat().into();
+                    return Self { joined };
+                }
+            }
+            end += part.len();
+        }
+        let joined = stack[..end].into();
         Self { joined }
     }
 

@@ -26,8 +26,8 @@ pin_project! {
         #[pin]
         future: F,
         limit: Duration,
-        #[pin]
-        sleep: Option<Sleep>,
+        // Boxed, because it is large and most work is done before it is needed.
+        sleep: Option<Pin<Box<Sleep>>>,
     }
 }
 
@@ -35,17 +35,14 @@ impl<F: Future> Future for Within<F> {
     type Output = Result<F::Output, TimedOut>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
+        let this = self.project();
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        if this.sleep.is_none() {
-            this.sleep.set(Some(sleep(*this.limit)));
-        }
-        match this.sleep.as_pin_mut() {
-            Some(sleep) => sleep.poll(cx).map(|()| Err(TimedOut)),
-            None => Poll::Pending,
-        }
+        let sleep = this
+            .sleep
+            .get_or_insert_with(|| Box::pin(sleep(*this.limit)));
+        sleep.as_mut().poll(cx).map(|()| Err(TimedOut))
     }
 }
 

@@ -10,6 +10,9 @@ use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 
+/// Boxed, because few messages have them and every body is moved about with the place for them.
+pub(crate) type Trailers = Option<Box<HeaderMap>>;
+
 /// The data frames of a body. One frame, the usual case, is kept without a list.
 ///
 /// Large frames are kept as they arrived. Small ones are gathered after the first, because each
@@ -18,10 +21,16 @@ use pin_project_lite::pin_project;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Frames {
     first: Option<Bytes>,
-    more: VecDeque<Bytes>,
+    rest: Option<Box<Rest>>,
+    bytes: usize,
+}
+
+/// Boxed as a whole, because few bodies have more than one frame and all are moved about.
+#[derive(Clone, Debug, Default)]
+struct Rest {
+    frames: VecDeque<Bytes>,
     /// Small frames that arrived after all others.
     gathered: BytesMut,
-    bytes: usize,
 }
 
 /// The size from which a frame is worth a place of its own.
@@ -42,22 +51,22 @@ impl Frames {
         self.bytes += frame.len();
         if is_first {
             self.first = Some(frame);
-        } else if frame.len() < LARGE {
-            self.gathered.extend_from_slice(&frame);
+            return;
+        }
+        let rest = self.rest.get_or_insert_default();
+        if frame.len() < LARGE {
+            rest.gathered.extend_from_slice(&frame);
         } else {
-            if !self.gathered.is_empty() {
-                self.more.push_back(self.gathered.split().freeze());
+            if !rest.gathered.is_empty() {
+                rest.frames.push_back(rest.gathered.split().freeze());
             }
-            self.more.push_back(frame);
+            rest.frames.push_back(frame);
         }
     }
 
     fn pop(&mut self) -> Option<Bytes> {
-        let frame = self.first.take().or_else(|| self.more.pop_front());
-        let frame = frame.or_else(|| {
-            let gathered = std::mem::take(&mut self.gathered).freeze();
-            (!gathered.is_empty()).then_some(gathered)
-        })?;
+        let rest = self.rest.as_mut();
+        let frame = self.first.take().or_else(|| rest?.pop())?;
         self.bytes -= frame.len();
         Some(frame)
     }
@@ -72,14 +81,13 @@ impl Frames {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let frames = self.first.iter().chain(&self.more).map(|frame| &frame[..]);
-        let gathered = Some(&self.gathered[..]).filter(|gathered| !gathered.is_empty());
-        frames.chain(gathered)
+        let rest = self.rest.iter().flat_map(|rest| rest.iter());
+        self.first.iter().map(|frame| &frame[..]).chain(rest)
     }
 
     /// All bytes in one piece; a copy only if there are several frames.
     pub(crate) fn join(&self) -> Bytes {
-        if self.more.is_empty() && self.gathered.is_empty() {
+        if self.rest.is_none() {
             return self.first.clone().unwrap_or_default();
         }
         let mut joined = Vec::with_capacity(self.bytes);
@@ -87,6 +95,20 @@ impl Frames {
             joined.extend_from_slice(frame);
         }
         Bytes::from(joined)
+    }
+}
+
+impl Rest {
+    fn pop(&mut self) -> Option<Bytes> {
+        self.frames.pop_front().or_else(|| {
+            let gathered = std::mem::take(&mut self.gathered).freeze();
+            (!gathered.is_empty()).then_some(gathered)
+        })
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let gathered = Some(&self.gathered[..]).filter(|gathered| !gathered.is_empty());
+        self.frames.iter().map(|frame| &frame[..]).chain(gathered)
     }
 }
 
@@ -103,7 +125,7 @@ pin_project! {
     #[project = RequestProj]
     enum Request<B> {
         Passed { #[pin] body: B },
-        Held { frames: Frames, trailers: Option<HeaderMap> },
+        Held { frames: Frames, trailers: Trailers },
     }
 }
 
@@ -114,7 +136,7 @@ impl<B> RequestBody<B> {
         }
     }
 
-    pub(crate) fn held(frames: Frames, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn held(frames: Frames, trailers: Trailers) -> Self {
         Self {
             kind: Request::Held { frames, trailers },
         }
@@ -168,11 +190,11 @@ impl<B> fmt::Debug for RequestBody<B> {
     }
 }
 
-fn next_held(frames: &mut Frames, trailers: &mut Option<HeaderMap>) -> Option<Frame<Bytes>> {
+fn next_held(frames: &mut Frames, trailers: &mut Trailers) -> Option<Frame<Bytes>> {
     frames
         .pop()
         .map(Frame::data)
-        .or_else(|| trailers.take().map(Frame::trailers))
+        .or_else(|| trailers.take().map(|trailers| Frame::trailers(*trailers)))
 }
 
 pin_project! {
@@ -196,7 +218,7 @@ pin_project! {
         Passed { #[pin] body: R },
         Held {
             frames: Frames,
-            trailers: Option<HeaderMap>,
+            trailers: Trailers,
             // What was not read when the limit was reached.
             rest: Option<Pin<Box<R>>>,
             // What ended the body while it was read.
@@ -216,7 +238,7 @@ impl<R: Body> ResponseBody<R> {
 
     pub(crate) fn held(
         frames: Frames,
-        trailers: Option<HeaderMap>,
+        trailers: Trailers,
         rest: Option<Pin<Box<R>>>,
         error: Option<R::Error>,
     ) -> Self {
@@ -231,7 +253,7 @@ impl<R: Body> ResponseBody<R> {
         }
     }
 
-    pub(crate) fn full(bytes: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn full(bytes: Bytes, trailers: Trailers) -> Self {
         Self::held(Frames::one(bytes), trailers, None, None)
     }
 }

@@ -15,7 +15,7 @@ use http_body_util::BodyExt;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::body::{Frames, RequestBody, ResponseBody};
+use super::body::{Frames, RequestBody, ResponseBody, Trailers};
 use super::config::{Config, InFlight, OnNoStore, OnOutage};
 use super::header;
 use super::original_uri::original_uri;
@@ -23,7 +23,7 @@ use super::problem::{Problem, ProblemKind};
 use super::service::refusal;
 use crate::admission::{Admission, AdmitError, Holder, Replay, Settled};
 use crate::attempt::AttemptGuard;
-use crate::detach::{Detachable, catch_panic};
+use crate::detach::{Detachable, PanicPayload, catch_panic, catch_panic_now};
 use crate::error::StoreErrorKind;
 use crate::fingerprint::{CallerPart, Fingerprint, caller_part};
 use crate::idempotency::{Closing, Engine, LONGEST, pause_between_looks};
@@ -44,11 +44,15 @@ pub(super) struct Guarded<T> {
 
 /// Reads the body, then tries for the key until there is an answer. Dropped before the key is asked
 /// for, nothing has happened; dropped later, the attempt goes on without the client.
-pub(super) async fn guard<T, B, R>(
+#[expect(
+    clippy::manual_async_fn,
+    reason = "an async function holds its arguments twice, and these are large"
+)]
+pub(super) fn guard<T, B, R>(
     guarded: Guarded<T>,
     parts: Parts,
     body: B,
-) -> Answer<R, T::Error>
+) -> impl Future<Output = Answer<R, T::Error>> + Send
 where
     T: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
     T::Future: Send + 'static,
@@ -57,38 +61,51 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    let config = Arc::clone(&guarded.config);
-    let engine = Arc::clone(&guarded.engine);
-    let span = RequestSpan::new(engine.store_name, &guarded.key);
-    let read = read_request(&config, &guarded.key, &parts, body).await;
-    let (fingerprint, body) = match read {
-        Ok(read) => read,
-        Err(kind) => return Ok(guarded.refuse(config.problem(kind), Answered::Rejected, &span)),
-    };
-    let mut trying = Trying {
-        guarded,
-        parts,
-        body,
-        fingerprint,
-        span,
-    };
-    let give_up = match config.in_flight {
+    async move {
+        let config = &guarded.config;
+        let span = RequestSpan::new(guarded.engine.store_name, &guarded.key);
+        let (fingerprint, body) = match read_request(config, &guarded.key, &parts, body).await {
+            Ok(read) => read,
+            Err(kind) => {
+                return Ok(guarded.refuse(config.problem(kind), Answered::Rejected, &span));
+            }
+        };
+        let tracker = Arc::clone(&guarded.engine.tracker);
+        let trying = Trying {
+            guarded,
+            parts,
+            body,
+            fingerprint,
+            span: span.clone(),
+        };
+        match Detachable::new(tracker, span, trying.once()).await {
+            Tried::Answered(answer) => answer,
+            Tried::InFlight(back, holder) => Box::pin(wait(back, holder)).await,
+        }
+    }
+}
+
+/// Waits for the attempt that holds the key, and tries again when it has changed.
+async fn wait<T, B, R>(mut trying: Box<Trying<T, B>>, mut holder: Holder) -> Answer<R, T::Error>
+where
+    T: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
+    T::Future: Send + 'static,
+    T::Error: Send + 'static,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let engine = Arc::clone(&trying.guarded.engine);
+    let give_up = match trying.guarded.config.in_flight {
         InFlight::Reject => None,
         InFlight::Wait(max) => Some(Instant::now() + max),
     };
     let mut looks = 0_u32;
     loop {
-        let span = trying.span.clone();
-        let tried = Detachable::new(Arc::clone(&engine.tracker), span, trying.once()).await;
-        let (back, holder) = match tried {
-            Tried::Answered(answer) => return answer,
-            Tried::InFlight(back, holder) => (*back, holder),
-        };
         let left = give_up.map(|at| at.saturating_duration_since(Instant::now()));
         let Some(left) = left.filter(|left| !left.is_zero()) else {
-            return Ok(back.in_progress(&holder));
+            return Ok(trying.in_progress(&holder));
         };
-        trying = back;
         // Not detachable: a client that leaves here leaves nothing behind.
         if looks > 0 {
             pause_between_looks(looks).await;
@@ -96,6 +113,12 @@ where
         looks = looks.saturating_add(1);
         if let Err(error) = engine.wait(&trying.guarded.key, &holder, left).await {
             return Ok(trying.store_failed(&error));
+        }
+        let span = trying.span.clone();
+        let tracker = Arc::clone(&engine.tracker);
+        match Detachable::new(tracker, span, trying.once()).await {
+            Tried::Answered(answer) => return answer,
+            Tried::InFlight(back, still) => (trying, holder) = (back, still),
         }
     }
 }
@@ -138,7 +161,7 @@ where
                 hasher.frame(&data);
                 frames.push(data);
             }
-            Err(frame) => trailers = frame.into_trailers().ok(),
+            Err(frame) => trailers = frame.into_trailers().ok().map(Box::new),
         }
     }
     let fingerprint = hasher.finish(|| frames.join());
@@ -154,10 +177,6 @@ struct Trying<T, B> {
     span: RequestSpan,
 }
 
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the small variant is the rare one; boxing the answer would cost every request"
-)]
 enum Tried<T, B, R: Body, E> {
     Answered(Answer<R, E>),
     /// The key is held and the layer is set to wait; the request comes back for another look.
@@ -219,40 +238,68 @@ where
     R::Error: Send,
 {
     /// Asks for the key once and does what the answer says, to its end.
-    async fn once(self) -> Tried<T, B, R, T::Error> {
-        let Guarded { config, engine, .. } = &self.guarded;
-        let admission = engine.admit(&self.guarded.key, self.fingerprint).await;
-        let response = match admission {
-            Ok(Admission::First(attempt)) => {
-                return Tried::Answered(self.run(attempt).await);
-            }
-            Ok(Admission::Replay(replay)) => self.replay(replay).await,
-            Ok(Admission::InFlight(holder)) if matches!(config.in_flight, InFlight::Wait(_)) => {
-                return Tried::InFlight(Box::new(self), holder);
-            }
-            Ok(Admission::InFlight(holder)) => self.in_progress(&holder),
-            Ok(Admission::Mismatch { caller_changed }) => {
-                let kind = if caller_changed {
-                    ProblemKind::CallerChanged
-                } else {
-                    ProblemKind::KeyReused
-                };
-                self.refuse(config.problem(kind), Answered::Mismatch)
-            }
-            Ok(Admission::OutcomeUnknown) => {
-                let mut problem = config.problem(ProblemKind::OutcomeUnknown);
-                problem.retry_after = Some(engine.settings.lease);
-                self.refuse(problem, Answered::OutcomeUnknown)
-            }
-            Err(AdmitError::Store(error))
-                if config.on_outage == OnOutage::PassThrough
-                    && error.kind() != StoreErrorKind::Corrupt =>
-            {
-                return Tried::Answered(self.run_unprotected().await);
-            }
-            Err(error) => self.store_failed(&error),
-        };
-        Tried::Answered(Ok(response))
+    #[expect(clippy::manual_async_fn, reason = "see `guard`")]
+    fn once(self) -> impl Future<Output = Tried<T, B, R, T::Error>> + Send {
+        async move {
+            let Guarded { config, engine, .. } = &self.guarded;
+            let admission = engine.admit(&self.guarded.key, self.fingerprint).await;
+            let response = match admission {
+                Ok(Admission::First(attempt)) => {
+                    telemetry::answered(Answered::Executed, engine.store_name);
+                    self.span.record(Answered::Executed);
+                    let Guarded {
+                        config, mut inner, ..
+                    } = self.guarded;
+                    let mut parts = self.parts;
+                    parts.extensions.insert(attempt.attempt().clone());
+                    let method = parts.method.clone();
+                    let request = Request::from_parts(parts, self.body);
+                    let called = match catch_panic_now(|| inner.call(request)) {
+                        Ok(called) => catch_panic(called).await,
+                        Err(panic) => Err(panic),
+                    };
+                    return Tried::Answered(conclude(&config, attempt, &method, called).await);
+                }
+                Ok(Admission::Replay(replay)) => {
+                    let authorized = match &config.authorize_replay {
+                        // Not asked about what is no response.
+                        Some(authorize) if replay.outcome.status().is_some() => {
+                            authorize(&self.parts, &replay.outcome).await
+                        }
+                        _ => Ok(()),
+                    };
+                    self.replay(replay, authorized)
+                }
+                Ok(Admission::InFlight(holder))
+                    if matches!(config.in_flight, InFlight::Wait(_)) =>
+                {
+                    return Tried::InFlight(Box::new(self), holder);
+                }
+                Ok(Admission::InFlight(holder)) => self.in_progress(&holder),
+                Ok(Admission::Mismatch { caller_changed }) => {
+                    let kind = if caller_changed {
+                        ProblemKind::CallerChanged
+                    } else {
+                        ProblemKind::KeyReused
+                    };
+                    self.refuse(config.problem(kind), Answered::Mismatch)
+                }
+                Ok(Admission::OutcomeUnknown) => {
+                    let mut problem = config.problem(ProblemKind::OutcomeUnknown);
+                    problem.retry_after = Some(engine.settings.lease);
+                    self.refuse(problem, Answered::OutcomeUnknown)
+                }
+                Err(AdmitError::Store(error))
+                    if config.on_outage == OnOutage::PassThrough
+                        && error.kind() != StoreErrorKind::Corrupt =>
+                {
+                    // Boxed, because it is rare and would make the future of every attempt larger.
+                    return Tried::Answered(Box::pin(self.run_unprotected()).await);
+                }
+                Err(error) => self.store_failed(&error),
+            };
+            Tried::Answered(Ok(response))
+        }
     }
 
     async fn run_unprotected(self) -> Answer<R, T::Error> {
@@ -275,7 +322,11 @@ where
         Ok(response)
     }
 
-    async fn replay(self, replay: Replay) -> Response<ResponseBody<R>> {
+    fn replay(
+        &self,
+        replay: Replay,
+        authorized: Result<(), Response<Bytes>>,
+    ) -> Response<ResponseBody<R>> {
         let config = &self.guarded.config;
         // The value of a job, or what an encrypting store has sealed and this process does not open:
         // whatever the bytes are, no client was ever answered with them.
@@ -283,13 +334,10 @@ where
             let problem = config.problem(ProblemKind::RecordUnreadable);
             return self.refuse(problem, Answered::StoreError);
         }
-        if let Some(authorize) = &config.authorize_replay {
-            let authorized = authorize(&self.parts, &replay.outcome);
-            if let Err(refused) = authorized.await {
-                telemetry::answered(Answered::Refused, self.guarded.engine.store_name);
-                self.span.record(Answered::Refused);
-                return refusal(refused);
-            }
+        if let Err(refused) = authorized {
+            telemetry::answered(Answered::Refused, self.guarded.engine.store_name);
+            self.span.record(Answered::Refused);
+            return refusal(refused);
         }
         if replay.outcome.is_tombstone() {
             let mut problem = config.problem(ProblemKind::ResponseNotKept);
@@ -311,47 +359,37 @@ where
         response.extensions_mut().insert(replay);
         response
     }
+}
 
-    /// Runs the handler under its claim, and settles the claim before anybody is answered.
-    async fn run(self, attempt: AttemptGuard) -> Answer<R, T::Error> {
-        let Self {
-            guarded:
-                Guarded {
-                    config,
-                    engine,
-                    mut inner,
-                    ..
-                },
-            mut parts,
-            body,
-            span,
-            ..
-        } = self;
-        telemetry::answered(Answered::Executed, engine.store_name);
-        span.record(Answered::Executed);
-        parts.extensions.insert(attempt.attempt().clone());
-        let method = parts.method.clone();
-        let request = Request::from_parts(parts, body);
-        let called = catch_panic(async { inner.call(request).await }).await;
-        match called {
-            Ok(Ok(response)) => Ok(settle(&config, attempt, &method, response).await),
-            Ok(Err(error)) => {
-                let disposition = config
-                    .classify_error
-                    .as_ref()
-                    .and_then(|classify| classify(&error as &dyn Any));
-                let closing = match disposition {
-                    Some(Disposition::Release) => Closing::Release,
-                    // There is no response that could be kept.
-                    _ => Closing::Abandon,
-                };
-                let _ = attempt.close(closing).await;
-                Err(error)
-            }
-            Err(panic) => {
-                let _ = attempt.abandon().await;
-                resume_unwind(panic)
-            }
+/// Settles the claim of a handler that returned, failed or panicked, before anybody is answered.
+async fn conclude<R, E>(
+    config: &Config,
+    attempt: AttemptGuard,
+    method: &Method,
+    called: Result<Result<Response<R>, E>, PanicPayload>,
+) -> Answer<R, E>
+where
+    R: Body<Data = Bytes> + Send + 'static,
+    E: Send + 'static,
+{
+    match called {
+        Ok(Ok(response)) => Ok(settle(config, attempt, method, response).await),
+        Ok(Err(error)) => {
+            let disposition = config
+                .classify_error
+                .as_ref()
+                .and_then(|classify| classify(&error as &dyn Any));
+            let closing = match disposition {
+                Some(Disposition::Release) => Closing::Release,
+                // There is no response that could be kept.
+                _ => Closing::Abandon,
+            };
+            let _ = attempt.close(closing).await;
+            Err(error)
+        }
+        Err(panic) => {
+            let _ = attempt.abandon().await;
+            resume_unwind(panic)
         }
     }
 }
@@ -399,21 +437,21 @@ where
         let settled = attempt.close(tombstone).await;
         return answer(config, settled, parts, ResponseBody::passed(body));
     }
-    let held = match catch_panic(hold(body, config.response_limit)).await {
+    let HeldBody { held, end } = match catch_panic(hold(body, config.response_limit)).await {
         Ok(held) => held,
         Err(panic) => {
             let _ = attempt.abandon().await;
             resume_unwind(panic)
         }
     };
-    let closing = match held.end {
-        End::Whole => complete(keep(config, &parts, &held.frames, held.trailers.as_ref())),
-        End::OverLimit(_) => complete(Outcome::tombstone(parts.status)),
+    let closing = match end {
+        End::Whole => complete(keep(config, &parts, &held.frames, held.trailers.as_deref())),
+        End::TooLong | End::OverLimit(_) => complete(Outcome::tombstone(parts.status)),
         End::Broken(_) => Closing::Abandon,
     };
     let settled = attempt.close(closing).await;
-    let (rest, error) = match held.end {
-        End::Whole => (None, None),
+    let (rest, error) = match end {
+        End::Whole | End::TooLong => (None, None),
         End::OverLimit(rest) => (Some(rest), None),
         End::Broken(error) => (None, Some(error)),
     };
@@ -458,51 +496,81 @@ fn is_no_store(headers: &HeaderMap) -> bool {
 }
 
 struct HeldBody<R: Body> {
-    frames: Frames,
-    trailers: Option<HeaderMap>,
+    held: Held,
     end: End<R>,
 }
 
 enum End<R: Body> {
     Whole,
+    /// Longer than it may be, and longer than it said; it was read to its end.
+    TooLong,
     OverLimit(Pin<Box<R>>),
     Broken(R::Error),
 }
 
 /// Drives a body to its end, whether the client is there or not.
 async fn hold<R: Body<Data = Bytes>>(body: R, limit: usize) -> HeldBody<R> {
-    let mut frames = Frames::default();
-    let mut trailers = None;
-    if body.is_end_stream() {
-        let end = End::Whole;
-        return HeldBody {
-            frames,
-            trailers,
-            end,
-        };
-    }
-    // Boxed, because what is left at the limit has to move on into the response.
-    let mut body = Box::pin(body);
-    let end = loop {
-        match body.frame().await {
-            None => break End::Whole,
-            Some(Err(error)) => break End::Broken(error),
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => {
-                    let over = data.len() > limit - frames.len().min(limit);
-                    frames.push(data);
-                    if over {
-                        break End::OverLimit(body);
-                    }
-                }
-                Err(frame) => trailers = frame.into_trailers().ok(),
-            },
+    let mut held = Held::default();
+    let end = if body.is_end_stream() {
+        End::Whole
+    } else if body
+        .size_hint()
+        .upper()
+        .is_some_and(|upper| upper <= limit as u64)
+    {
+        // Short by its own word, it never has to move on into the response; if it is longer after
+        // all, it is read to its end all the same.
+        match held.read(pin!(body), usize::MAX).await {
+            Read::Broken(error) => End::Broken(error),
+            Read::Whole | Read::OverLimit if held.frames.len() > limit => End::TooLong,
+            Read::Whole | Read::OverLimit => End::Whole,
+        }
+    } else {
+        // Boxed, because what is left at the limit has to move on into the response.
+        let mut body = Box::pin(body);
+        match held.read(body.as_mut(), limit).await {
+            Read::Broken(error) => End::Broken(error),
+            Read::Whole => End::Whole,
+            Read::OverLimit => End::OverLimit(body),
         }
     };
-    HeldBody {
-        frames,
-        trailers,
-        end,
+    HeldBody { held, end }
+}
+
+#[derive(Default)]
+struct Held {
+    frames: Frames,
+    trailers: Trailers,
+}
+
+enum Read<E> {
+    Whole,
+    OverLimit,
+    Broken(E),
+}
+
+impl Held {
+    /// Reads until the body ends, breaks, or is longer than `limit`.
+    async fn read<R: Body<Data = Bytes>>(
+        &mut self,
+        mut body: Pin<&mut R>,
+        limit: usize,
+    ) -> Read<R::Error> {
+        loop {
+            match body.frame().await {
+                None => return Read::Whole,
+                Some(Err(error)) => return Read::Broken(error),
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => {
+                        self.frames.push(data);
+                        if self.frames.len() > limit {
+                            return Read::OverLimit;
+                        }
+                    }
+                    Err(frame) => self.trailers = frame.into_trailers().ok().map(Box::new),
+                },
+            }
+        }
     }
 }
 
@@ -521,9 +589,9 @@ fn keep(
         204 | 205 | 304 => &empty,
         _ => frames,
     };
-    let list = &config.never_stored;
     let headers = &parts.headers;
-    let kept = |name: &HeaderName| list.keeps(name, headers) && *name != config.marker;
+    let kept = config.never_stored.kept(headers);
+    let kept = |name: &HeaderName| kept(name) && *name != config.marker;
     let trailers: Option<HeaderMap> = trailers.map(|all| {
         let lines = all.iter().filter(|(name, _)| kept(name));
         lines
@@ -585,14 +653,14 @@ fn give_again<R: Body<Data = Bytes>>(
         let _ = replayed.try_append(name, value);
     }
     let _ = replayed.try_insert(marker.clone(), header::TRUE);
-    let trailers: Option<HeaderMap> = (outcome.trailers().len() > 0).then(|| {
+    let trailers: Trailers = (outcome.trailers().len() > 0).then(|| {
         let mut trailers = with_capacity(outcome.trailers().len());
         for (name, value) in outcome.trailers() {
             let _ = trailers.try_append(name, value);
         }
-        trailers
+        Box::new(trailers)
     });
-    if let Some(announced) = trailers.as_ref().and_then(announce) {
+    if let Some(announced) = trailers.as_deref().and_then(announce) {
         let _ = replayed.try_insert(TRAILER, announced);
     }
     let mut response = Response::new(ResponseBody::full(outcome.body(), trailers));

@@ -29,9 +29,18 @@ pub(crate) struct NeverStored {
 }
 
 impl NeverStored {
-    /// Whether the header `name` of a response with these `headers` is kept.
-    pub(crate) fn keeps(&self, name: &HeaderName, headers: &HeaderMap) -> bool {
-        if is_of_one_hop(name) || is_listed_in_connection(name, headers) {
+    /// Which of these `headers` of a response are kept, asked by name.
+    pub(crate) fn kept<'a>(&'a self, headers: &'a HeaderMap) -> impl Fn(&HeaderName) -> bool + 'a {
+        // Looked up once, because most responses have no such header.
+        let connection = headers.contains_key(CONNECTION).then_some(headers);
+        move |name| {
+            let listed = |headers| is_listed_in_connection(name, headers);
+            !connection.is_some_and(listed) && self.keeps(name)
+        }
+    }
+
+    fn keeps(&self, name: &HeaderName) -> bool {
+        if is_of_one_hop(name) {
             return false;
         }
         !self.also.contains(name)
@@ -167,7 +176,7 @@ mod tests {
             CONNECTION,
             HeaderValue::from_static("close, X-Hop , set-cookie"),
         )]);
-        list.keeps(&HeaderName::from_static(name), &headers)
+        list.kept(&headers)(&HeaderName::from_static(name))
     }
 
     #[test]

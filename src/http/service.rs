@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{HeaderMap, HeaderName, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
@@ -79,16 +79,19 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        let (parts, body) = request.into_parts();
         let config = &self.config;
-        let guarded = config.methods.contains(&parts.method)
-            && config.filter.as_ref().is_none_or(|filter| filter(&parts));
-        if !guarded {
+        // Told without taking the request apart, because most requests of an API pass here.
+        if !config.methods.contains(request.method()) || config.passes_unkeyed(request.headers()) {
+            let request = request.map(RequestBody::passed);
+            return ResponseFuture::passed(self.inner.call(request));
+        }
+        let (parts, body) = request.into_parts();
+        if config.filter.as_ref().is_some_and(|filter| !filter(&parts)) {
             let request = Request::from_parts(parts, RequestBody::passed(body));
             return ResponseFuture::passed(self.inner.call(request));
         }
         match self.admit_head(&parts) {
-            Ok(Some(key)) => {
+            Ok(key) => {
                 // The ready service is the one to call; its clone has to become ready first.
                 let clone = self.inner.clone();
                 let inner = std::mem::replace(&mut self.inner, clone);
@@ -99,10 +102,6 @@ where
                     key,
                 };
                 ResponseFuture::guarded(guard(request, parts, body))
-            }
-            Ok(None) => {
-                let request = Request::from_parts(parts, RequestBody::passed(body));
-                ResponseFuture::passed(self.inner.call(request))
             }
             Err(problem) => {
                 let response = self.config.refuse(*problem);
@@ -122,7 +121,7 @@ pub(super) fn refusal<R: Body<Data = Bytes>>(
 impl<S: Store, T> IdempotencyService<S, T> {
     /// Judges the head of a guarded request, before its body is touched: a client that asked with
     /// `Expect: 100-continue` does not send the body of a refused request (RFC 9110 section 10.1.1).
-    fn admit_head(&self, parts: &http::request::Parts) -> Result<Option<ScopedKey>, Box<Problem>> {
+    fn admit_head(&self, parts: &http::request::Parts) -> Result<ScopedKey, Box<Problem>> {
         let config = &*self.config;
         let store = self.idempotency.engine.store_name;
         let refuse = |kind, answer| {
@@ -140,13 +139,12 @@ impl<S: Store, T> IdempotencyService<S, T> {
         let key = decode_headers(&parts.headers, &config.header, config.syntax)
             .map_err(|error| invalid(&error))?;
         let Some(key) = key else {
-            return if config.missing_key == MissingKey::Reject {
-                Err(refuse(ProblemKind::MissingKey, Answered::MissingKey))
-            } else if is_early_data(&parts.headers) {
-                Err(refuse(ProblemKind::TooEarly, Answered::Rejected))
+            return Err(if config.missing_key == MissingKey::Reject {
+                refuse(ProblemKind::MissingKey, Answered::MissingKey)
             } else {
-                Ok(None)
-            };
+                // Without a key, only early data comes here.
+                refuse(ProblemKind::TooEarly, Answered::Rejected)
+            });
         };
         let advice = config
             .format
@@ -162,12 +160,23 @@ impl<S: Store, T> IdempotencyService<S, T> {
         if advice == KeyAdvice::PersonalData {
             telemetry::personal_data(&key);
         }
-        Ok(Some(key))
+        Ok(key)
+    }
+}
+
+impl Config {
+    /// Whether a request with these headers passes because it has no key and needs none.
+    fn passes_unkeyed(&self, headers: &HeaderMap) -> bool {
+        self.missing_key == MissingKey::PassThrough
+            && !headers.contains_key(&self.header)
+            && !is_early_data(headers)
     }
 }
 
 /// `Early-Data`: the request may be a copy of one that was sent before. With a key that is harmless;
 /// without one it is not. Several lines and other values mean what `1` means (RFC 8470 section 5.1).
-fn is_early_data(headers: &http::HeaderMap) -> bool {
-    headers.contains_key("early-data")
+fn is_early_data(headers: &HeaderMap) -> bool {
+    headers.contains_key(EARLY_DATA)
 }
+
+const EARLY_DATA: HeaderName = HeaderName::from_static("early-data");

@@ -34,9 +34,9 @@ fn is_telephone_number(key: &str) -> bool {
     let Some(digits) = digits_of(number, b" -.()") else {
         return false;
     };
-    match digits.as_slice() {
-        [b'1'..=b'9', ..] if international => (8..=15).contains(&digits.len()),
-        [b'0', b'1'..=b'9', ..] if !international => (9..=11).contains(&digits.len()),
+    match digits.first {
+        [b'1'..=b'9', _] if international => (8..=15).contains(&digits.count),
+        [b'0', b'1'..=b'9'] if !international => (9..=11).contains(&digits.count),
         _ => false,
     }
 }
@@ -44,16 +44,28 @@ fn is_telephone_number(key: &str) -> bool {
 /// Thirteen digits, as several countries number their citizens. The check digit is not looked at: a
 /// lint that spares nine wrong numbers of ten would refuse keys at random.
 fn is_national_id(key: &str) -> bool {
-    digits_of(key, b" -").is_some_and(|digits| digits.len() == 13)
+    digits_of(key, b" -").is_some_and(|digits| digits.count == 13)
+}
+
+/// What is asked of a number.
+#[derive(Default)]
+struct Digits {
+    first: [u8; 2],
+    count: usize,
 }
 
 /// The digits of a text that holds nothing but digits and separators, as long as they can belong
 /// to one number.
-fn digits_of(text: &str, separators: &[u8]) -> Option<Vec<u8>> {
-    let mut digits = Vec::new();
+fn digits_of(text: &str, separators: &[u8]) -> Option<Digits> {
+    let mut digits = Digits::default();
     for byte in text.bytes() {
         match byte {
-            b'0'..=b'9' if digits.len() < 15 => digits.push(byte),
+            b'0'..=b'9' if digits.count < 15 => {
+                if let Some(first) = digits.first.get_mut(digits.count) {
+                    *first = byte;
+                }
+                digits.count += 1;
+            }
             _ if separators.contains(&byte) => {}
             _ => return None,
         }
