@@ -390,6 +390,23 @@ async fn a_record_is_gone_once_and_one_who_finds_it_gone_begins_anew() {
     assert_eq!(acquire(&fresh.store, &request("key")).await.attempt(), 1);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_another_process_removed_or_replaced_is_not_remembered() {
+    let fresh = Fresh::store().await;
+    let other = PostgresStore::options().schema(&fresh.schema);
+    let other = other.connect(shared().url()).await.unwrap();
+    for _ in 0..3 {
+        let claim = acquire(&fresh.store, &request("key")).await;
+        finish(&fresh.store, &claim, &Outcome::value(b"ours")).await;
+        assert!(other.remove(claim.key()).await.unwrap());
+        let theirs = acquire(&other, &request("key")).await;
+        finish(&other, &theirs, &Outcome::value(b"theirs")).await;
+        let shown = existing(&fresh.store, &request("key")).await;
+        assert_eq!(*outcome(&shown), Outcome::value(b"theirs"));
+        assert!(other.remove(claim.key()).await.unwrap());
+    }
+}
+
 async fn with_isolation(level: &str) -> (Fresh, String) {
     let url = database_with_isolation(level).await;
     let limit = Duration::from_secs(30);

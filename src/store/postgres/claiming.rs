@@ -23,7 +23,7 @@ impl Inner {
             deadline,
         };
         for _ in 0..MOST_ROUNDS {
-            let Some(row) = self.insert_or_show(&asked).await? else {
+            let Some(row) = self.show_or_insert(&asked).await? else {
                 // Somebody else's insertion came in between, which the statement could not see, or
                 // it came and was taken back.
                 continue;
@@ -52,6 +52,22 @@ impl Inner {
         Err(StoreError::unavailable(
             "the record changed each time between two statements",
         ))
+    }
+
+    /// The record that stands, or a row that says that ours was inserted, or nothing: ask again.
+    async fn show_or_insert(&self, asked: &Asked<'_>) -> Result<Option<Row>, StoreError> {
+        if self.seen.has(&asked.digest) {
+            let row = self.find(&asked.digest, asked.deadline).await?;
+            if row.is_some() {
+                return Ok(row);
+            }
+            self.seen.forget(&asked.digest);
+        }
+        let row = self.insert_or_show(asked).await?;
+        if row.is_some() {
+            self.seen.note(&asked.digest);
+        }
+        Ok(row)
     }
 
     async fn insert_or_show(&self, asked: &Asked<'_>) -> Result<Option<Row>, StoreError> {

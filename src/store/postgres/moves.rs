@@ -278,7 +278,11 @@ impl Inner {
         Ok(applied(row))
     }
 
-    async fn find(&self, digest: &[u8; 32], deadline: Instant) -> Result<Option<Row>, StoreError> {
+    pub(super) async fn find(
+        &self,
+        digest: &[u8; 32],
+        deadline: Instant,
+    ) -> Result<Option<Row>, StoreError> {
         self.row(&self.statements.lookup, digest, &[], deadline)
             .await
     }

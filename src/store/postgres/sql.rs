@@ -181,17 +181,18 @@ const VERSION: &str = "\
 /// No row at all: somebody inserted theirs after this statement's snapshot was taken. Asking again
 /// takes another snapshot, which shows it.
 const CLAIM: &str = "\
-    WITH fresh AS (
+    WITH r AS MATERIALIZED (
+        SELECT *, clock_timestamp() AS now FROM $table WHERE id = $1
+    ), fresh AS (
         INSERT INTO $table (id, namespace, scope, key, state, attempt, fingerprint, owner, \
             claim_sum, created_at, lease_until, expires_at, retention)
         SELECT $1, $2, $3, $4, 'started', 1, $5, $6, $7, clock_timestamp(), \
             clock_timestamp() + $8, clock_timestamp() + $9, $9
-        WHERE NOT EXISTS (SELECT FROM $table WHERE id = $1)
+        WHERE NOT EXISTS (SELECT FROM r)
         ON CONFLICT (id) DO NOTHING
         RETURNING 1
     )
-    SELECT $record, clock_timestamp() FROM $table r WHERE r.id = $1
-    UNION ALL SELECT $nothing FROM fresh";
+    SELECT $record, r.now FROM r UNION ALL SELECT $nothing FROM fresh";
 
 /// By the owner whose reply was lost.
 const CLAIM_AGAIN: &str = "\
