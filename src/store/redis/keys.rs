@@ -148,7 +148,7 @@ mod tests {
             "a*:{",
             "a*:{0123}",
             "b{0}",
-            &record[..40],
+            &record[..20],
             &record.to_uppercase(),
             &record.replace("a*:", "ab:"),
         ] {
