@@ -1,5 +1,15 @@
 //! A store from a line of configuration, and what is said of lines that name none.
 
+#[cfg(all(feature = "postgres", feature = "testing"))]
+#[path = "support/postgres.rs"]
+mod postgres;
+#[cfg(all(feature = "redis", feature = "testing"))]
+#[path = "support/redis.rs"]
+mod redis_server;
+#[cfg(feature = "sqlite-system")]
+#[path = "support/sqlite.rs"]
+mod sqlite;
+
 use std::error::Error;
 
 use tower_idempotency::store::{OpenError, open};
@@ -132,6 +142,85 @@ async fn an_address_that_cannot_be_right_is_refused() {
         assert_eq!(scheme, name);
         assert!(problem.contains(what), "{url}: {problem}");
     }
+}
+
+#[cfg(feature = "sqlite-system")]
+#[tokio::test]
+async fn a_file_is_made_and_found_again() {
+    let folder = sqlite::Folder::new();
+    let path = folder.file();
+    let path = path.display();
+    assert_durable(
+        "sqlite",
+        &format!("sqlite:{path}"),
+        &format!("sqlite://{path}"),
+    )
+    .await;
+}
+
+#[cfg(feature = "sqlite-system")]
+#[tokio::test]
+async fn a_file_that_cannot_be_opened_is_the_stores_own_error() {
+    let folder = sqlite::Folder::new();
+    let missing = folder.path().join("missing").join("keys.db");
+    let error = refused(&format!("sqlite:{}", missing.display())).await;
+    assert!(matches!(error, OpenError::Store(_)), "{error:?}");
+}
+
+/// The tables are made when it is opened.
+#[cfg(all(feature = "postgres", feature = "testing"))]
+#[tokio::test]
+async fn a_database_is_migrated_and_found_again() {
+    let url = postgres::database_with_isolation("read committed").await;
+    let other = url.replacen("postgres://", "postgresql://", 1);
+    assert_durable("postgres", &url, &other).await;
+}
+
+#[cfg(all(feature = "redis", feature = "testing"))]
+#[tokio::test]
+async fn a_redis_server_is_found_again() {
+    let url = redis_server::shared_url();
+    assert_durable("redis", &url, &url).await;
+}
+
+#[cfg(all(feature = "postgres", feature = "redis"))]
+#[tokio::test]
+async fn a_server_that_is_not_there_is_an_error_without_its_password() {
+    for url in [
+        "postgres://u:secret@127.0.0.1:1/db",
+        "redis://u:secret@127.0.0.1:1",
+    ] {
+        let error = refused(url).await;
+        assert!(matches!(error, OpenError::Store(_)), "{error:?}");
+    }
+}
+
+/// Both URLs lead to one set of records.
+#[cfg(any(
+    feature = "sqlite-system",
+    all(feature = "testing", any(feature = "postgres", feature = "redis"))
+))]
+async fn assert_durable(name: &str, url: &str, again: &str) {
+    use tower_idempotency::{ClaimRequest, Claimed, Fingerprint, IdempotencyKey, Store, probe};
+
+    let store = open(url).await.unwrap();
+    assert_eq!(store.properties().name, name);
+    assert!(store.properties().durable);
+    probe(&store).await.unwrap();
+    let key = IdempotencyKey::random().scoped("http");
+    let request = ClaimRequest::new(key, Fingerprint::of(&[]));
+    let claimed = store.claim(&request).await.unwrap();
+    assert!(matches!(claimed, Claimed::Acquired { .. }));
+    drop(store);
+
+    let store = open(again).await.unwrap();
+    let found = store
+        .lookup(&request.key)
+        .await
+        .unwrap()
+        .expect("the record");
+    assert_eq!(found.owner, request.owner);
+    assert!(store.remove(&request.key).await.unwrap());
 }
 
 /// No error repeats what may be a password.

@@ -2,6 +2,16 @@
 
 #![cfg(all(feature = "memory", feature = "testing"))]
 
+#[cfg(all(feature = "encrypt", feature = "postgres"))]
+#[path = "support/postgres.rs"]
+mod postgres;
+#[cfg(all(feature = "encrypt", feature = "redis"))]
+#[path = "support/redis.rs"]
+mod redis_server;
+#[cfg(all(feature = "encrypt", feature = "sqlite-system"))]
+#[path = "support/sqlite.rs"]
+mod sqlite;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,8 +103,111 @@ mod encrypted_with_a_prefix_in_an_arc {
     }));
 }
 
+/// The same round the stores that a service would put it round.
+#[cfg(all(feature = "encrypt", feature = "sqlite-system"))]
+mod over_sqlite {
+    use super::over::{Ages, Over};
+    use super::*;
+    use tower_idempotency::SqliteStore;
+
+    struct Inside(SqliteStore, sqlite::Folder);
+
+    #[async_trait]
+    impl Ages for Inside {
+        async fn age(&self, key: &ScopedKey, by: Duration) {
+            assert!(self.0.age(key, by).await.unwrap(), "not in {}", self.1);
+        }
+    }
+
+    store_conformance!({
+        let folder = sqlite::Folder::new();
+        let store = SqliteStore::open(folder.file()).unwrap();
+        Over::new(store.clone(), Inside(store, folder))
+    });
+}
+
+#[cfg(all(feature = "encrypt", feature = "postgres"))]
+mod over_postgres {
+    use super::over::{Ages, Over};
+    use super::*;
+
+    #[async_trait]
+    impl Ages for postgres::Fresh {
+        async fn age(&self, key: &ScopedKey, by: Duration) {
+            Harness::age(self, key, by).await;
+        }
+    }
+
+    store_conformance!({
+        let fresh = postgres::Fresh::store().await;
+        Over::new(fresh.store.clone(), fresh)
+    });
+}
+
+#[cfg(all(feature = "encrypt", feature = "redis"))]
+mod over_redis {
+    use super::over::{Ages, Over};
+    use super::*;
+    use tower_idempotency::RedisStore;
+
+    #[async_trait]
+    impl Ages for RedisStore {
+        async fn age(&self, key: &ScopedKey, by: Duration) {
+            assert!(
+                RedisStore::age(self, key, by).await.unwrap(),
+                "no record of {key:?}"
+            );
+        }
+    }
+
+    store_conformance!({
+        let store = redis_server::store_at(&redis_server::shared_url()).await;
+        Over::new(store.clone(), store)
+    });
+}
+
+#[cfg(all(
+    feature = "encrypt",
+    any(feature = "postgres", feature = "redis", feature = "sqlite-system")
+))]
+mod over {
+    use super::*;
+
+    /// An encrypted store with a prefix in an `Arc`, and what ages a record inside of it.
+    pub struct Over<I> {
+        wrapped: Arc<dyn Store>,
+        inside: I,
+    }
+
+    #[async_trait]
+    pub trait Ages {
+        async fn age(&self, key: &ScopedKey, by: Duration);
+    }
+
+    impl<I> Over<I> {
+        pub fn new(store: impl Store, inside: I) -> Self {
+            let wrapped = Arc::new(PrefixedStore::new(sealed(store), "shop"));
+            Self { wrapped, inside }
+        }
+    }
+
+    #[async_trait]
+    impl<I: Ages + Send + Sync + 'static> Harness for Over<I> {
+        type Store = Arc<dyn Store>;
+
+        fn store(&self) -> &Arc<dyn Store> {
+            &self.wrapped
+        }
+
+        async fn age(&self, key: &ScopedKey, by: Duration) {
+            let inside = key.with_namespace(&format!("shop/{}", key.namespace()));
+            self.inside.age(&inside, by).await;
+        }
+    }
+}
+
 #[cfg(feature = "encrypt")]
-fn sealed(store: MemoryStore) -> EncryptedStore<MemoryStore> {
+fn sealed<S>(store: S) -> EncryptedStore<S> {
     EncryptedStore::new(store, Keyring::new(1, [1; 32]))
 }
 

@@ -261,7 +261,9 @@ fn is_word(c: char) -> bool {
 
 /// The text without comments and without the tests at its end.
 fn code_of(text: &str) -> String {
-    let tests = text.find("\nmod tests {").unwrap_or(text.len());
+    let tests = text
+        .find("\nmod tests {")
+        .map_or(text.len(), |before| before + 1);
     let text = match text[..tests].rfind("#[cfg(test)]\n") {
         // Nothing but further attributes may stand between.
         Some(at) if text[at..tests].lines().all(|line| line.starts_with("#[")) => &text[..at],

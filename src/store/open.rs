@@ -42,7 +42,12 @@ use crate::store::Store;
 ///
 /// # Errors
 ///
-/// [`OpenError`]. None of them shows more of the URL than its scheme.
+/// [`OpenError`]. No error shows credentials; those that are found before a store is tried show no more
+/// of the URL than its scheme.
+///
+/// # Panics
+///
+/// For a URL of a file or a server, outside of a tokio runtime with I/O and time.
 pub async fn open(url: &str) -> Result<Arc<dyn Store>, OpenError> {
     let url = url.trim();
     let (scheme, address) = split(url)?;
