@@ -144,6 +144,9 @@ impl Subject {
     }
 }
 
+/// `None` while the claim stands.
+type Kept = Option<Arc<[u8]>>;
+
 /// The services of one body size, and what their requests are made of.
 ///
 /// The routers have their state, as `axum::serve` gives it to them; without it they apply their
@@ -156,7 +159,7 @@ struct Bench {
     body: Bytes,
     other_body: Bytes,
     held_body: Bytes,
-    map: Mutex<HashMap<[u8; 36], Option<Arc<[u8]>>>>,
+    map: Mutex<HashMap<[u8; 36], Kept>>,
     fresh: u64,
 }
 
