@@ -88,7 +88,7 @@ use self::watchers::Watchers;
 ///
 /// Namespace, scope, key, state, status, attempt and times are columns of their own, for people.
 /// Outcomes are bytes, with a checksum: a row whose bytes were changed, or that belongs to another
-/// key, reads as [`StoreErrorKind::Corrupt`] and is left where it is. Only
+/// key, reads as [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt) and is left where it is. Only
 /// [`abandoned`](Store::abandoned) passes over such rows.
 ///
 /// # Waiting
@@ -130,8 +130,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Unavailable`] if the server does not answer within the time limit.
-    /// [`StoreErrorKind::Other`] if the URL cannot be read, if the server refuses the user, if TLS
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the server does not answer within the time limit.
+    /// [`StoreErrorKind::Other`](crate::StoreErrorKind::Other) if the URL cannot be read, if the server refuses the user, if TLS
     /// cannot be agreed on, or if the server is too old or its database is not in UTF-8. No error
     /// shows the password.
     ///
@@ -165,7 +165,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check), and [`StoreErrorKind::Other`] if the user may not make tables.
+    /// As [`check`](Self::check), and [`StoreErrorKind::Other`](crate::StoreErrorKind::Other) if the user may not make tables.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let inner = &*self.inner;
         schema::migrate(&inner.client, &inner.statements, &inner.names).await?;
@@ -178,8 +178,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Unavailable`] if the server does not answer in time;
-    /// [`StoreErrorKind::Other`] with a [`PostgresSchemaError`] as its source if the tables are
+    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the server does not answer in time;
+    /// [`StoreErrorKind::Other`](crate::StoreErrorKind::Other) with a [`PostgresSchemaError`] as its source if the tables are
     /// missing, older, too new or somebody else's.
     pub async fn check(&self) -> Result<(), StoreError> {
         let inner = &*self.inner;
