@@ -16,8 +16,8 @@ use crate::store::{Completion, Store};
 use crate::time_limit::within;
 
 impl<S: Store> Idempotency<S> {
-    /// Checks the store with a throw-away record, for the start of a service: see [`probe`]. A call to
-    /// the store may take as long as the engine's time limit for it says.
+    /// Checks the store with a throw-away record, for the start of a service: see [`probe`]. A call
+    /// to the store may take as long as the engine's time limit for it says.
     ///
     /// ```
     /// use tower_idempotency::{Idempotency, MemoryStore};
@@ -38,14 +38,14 @@ impl<S: Store> Idempotency<S> {
     }
 }
 
-/// Claims a key that nobody else has, is refused it a second time, completes it, is shown the outcome
-/// as a retry would be, and removes the record: the whole way of a request through this store and
-/// everything that is put round it.
+/// Claims a key that nobody else has, is refused it a second time, completes it, is shown the
+/// outcome as a retry would be, and removes the record: the whole way of a request through this
+/// store and everything that is put round it.
 ///
 /// The key is random, so that any number of instances may do so at once, and its namespace is
-/// `tower-idempotency.probe`. A probe that fails removes its record as far as the store lets it; what is
-/// left expires within a minute, and [`purge`](Store::purge) may count it as unresolved. Nothing is tried twice: that
-/// is for the caller to decide. A call to the store may take 5 s.
+/// `tower-idempotency.probe`. A probe that fails removes its record as far as the store lets it;
+/// what is left expires within a minute, and [`purge`](Store::purge) may count it as unresolved.
+/// Nothing is tried twice: that is for the caller to decide. A call to the store may take 5 s.
 ///
 /// It says nothing of other instances: that they use the same database, or the same keyring.
 ///
@@ -200,8 +200,8 @@ impl<'s, S: Store + ?Sized> Probe<'s, S> {
         })
     }
 
-    /// A failed call may have been applied. If the record cannot be erased, it is at least not left to
-    /// be reconciled.
+    /// A failed call may have been applied. If the record cannot be erased, it is at least not left
+    /// to be reconciled.
     async fn clean_up(&self) {
         let ClaimRequest { key, owner, .. } = &self.request;
         let removed = within(self.limit, self.store.remove(key)).await;

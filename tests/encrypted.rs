@@ -131,8 +131,8 @@ async fn one_outcome_is_never_sealed_twice_to_the_same_bytes() {
     }
 }
 
-/// The engine asks again when the reply to its completion is lost. What stands then was sealed from the
-/// same outcome to other bytes.
+/// The engine asks again when the reply to its completion is lost. What stands then was sealed from
+/// the same outcome to other bytes.
 #[tokio::test(start_paused = true)]
 async fn a_completion_whose_reply_was_lost_is_recognised_as_our_own() {
     let inside = FaultyStore::new(MemoryStore::new());
@@ -283,7 +283,8 @@ async fn nothing_can_be_moved_to_another_field_of_its_record() {
     assert_unreadable(&store, &inside, &key).await;
 }
 
-/// A claim that is granted and then fails would be released by whoever asked for it, and the notes with it.
+/// A claim that is granted and then fails would be released by whoever asked for it, and the notes
+/// with it.
 #[tokio::test]
 async fn notes_that_cannot_be_opened_are_not_taken_over() {
     let (inside, store) = pair();

@@ -19,7 +19,7 @@ use postgres::{Fresh, Server, database_with_isolation, raw, shared, unused_name,
 use proxy::{Mode, Proxy};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tower_idempotency::testing::Harness;
-use tower_idempotency::{Claimed, Completion, Fenced, Outcome, PostgresStore, Store};
+use tower_idempotency::{Claimed, Completion, Fenced, Outcome, PostgresStore, State, Store};
 
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
 
@@ -94,6 +94,35 @@ async fn every_fenced_move_goes_on_with_what_another_transaction_left() {
         assert_eq!(completion, Completion::Recorded, "{level}");
         let record = fresh.store.lookup(claim.key()).await.unwrap().unwrap();
         assert_eq!(record.notes.correlation.as_deref(), Some("seen"), "{level}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_are_those_after_the_wait_for_a_lock() {
+    for level in LEVELS {
+        let (fresh, url) = with_isolation(level).await;
+        let claim = acquire(&fresh.store, &request("key")).await;
+        let touch = format!("BEGIN; UPDATE {} SET correlation = 'seen'", fresh.table());
+        fresh.raw.batch_execute(&touch).await.unwrap();
+        let lease = Duration::from_secs(7_200);
+        let renewing = tokio::spawn({
+            let (store, claim) = (fresh.store.clone(), claim.clone());
+            async move { store.renew(&claim, lease).await }
+        });
+        wait_for_a_waiter(&fresh, &url).await;
+        let clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+        let waited_until: i64 = fresh.raw.query_one(clock, &[]).await.unwrap().get(0);
+        fresh.raw.batch_execute("COMMIT").await.unwrap();
+        assert_eq!(renewing.await.unwrap().unwrap(), Fenced::Applied);
+        let record = fresh.store.lookup(claim.key()).await.unwrap().unwrap();
+        let State::Started { lease_until, .. } = record.state else {
+            panic!("not started: {record:?}");
+        };
+        let counted_from = lease_until.as_micros() - lease.as_micros() as u64;
+        assert!(
+            counted_from >= waited_until as u64,
+            "{level}: before the wait"
+        );
     }
 }
 

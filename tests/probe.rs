@@ -1,4 +1,5 @@
-//! A probe passes on stores that work, names the step at which others do not, and leaves nothing behind.
+//! A probe passes on stores that work, names the step at which others do not, and leaves nothing
+//! behind.
 
 #![cfg(all(feature = "memory", feature = "testing"))]
 

@@ -16,10 +16,11 @@ use crate::store::Store;
 ///
 /// The scheme of a store whose feature is off is [`MissingFeature`](OpenError::MissingFeature).
 ///
-/// A path is taken as it is, without decoding and without options, after `sqlite:` or `sqlite://`, so
-/// that `sqlite:///var/lib/keys.db` is an absolute path and `sqlite://keys.db` a relative one. A path
-/// without `sqlite:` before it is refused: a scheme that was left out, or forgotten in a
-/// deployment, would make an empty file and with it every key a new one. White space around a URL is ignored.
+/// A path is taken as it is, without decoding and without options, after `sqlite:` or `sqlite://`,
+/// so that `sqlite:///var/lib/keys.db` is an absolute path and `sqlite://keys.db` a relative one. A
+/// path without `sqlite:` before it is refused: a scheme that was left out, or forgotten in a
+/// deployment, would make an empty file and with it every key a new one. White space around a URL
+/// is ignored.
 ///
 /// For settings beyond these, make the store itself and put it into an `Arc`.
 ///
@@ -42,8 +43,8 @@ use crate::store::Store;
 ///
 /// # Errors
 ///
-/// [`OpenError`]. No error shows credentials; those that are found before a store is tried show no more
-/// of the URL than its scheme.
+/// [`OpenError`]. No error shows credentials; those that are found before a store is tried show no
+/// more of the URL than its scheme.
 ///
 /// # Panics
 ///

@@ -15,21 +15,22 @@ use crate::store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
 
-/// Puts a prefix before the namespace of every key, so that several services share one store without
-/// seeing each other's records.
+/// Puts a prefix before the namespace of every key, so that several services share one store
+/// without seeing each other's records.
 ///
 /// A key of the namespace `http` is filed under `shop/http`. Two prefixes never meet, whatever the
-/// namespaces are: in the prefix itself `/` and `%` are written as `%2F` and `%25`. A service without a
-/// prefix has namespaces as it chooses them, so give every service one.
+/// namespaces are: in the prefix itself `/` and `%` are written as `%2F` and `%25`. A service
+/// without a prefix has namespaces as it chooses them, so give every service one.
 ///
 /// # What it does not divide
 ///
-/// * [`purge`](Store::purge) removes the expired records of *all* services, because that is what the
-///   store inside removes; what one service's purge counts may be another's. It is enough that one of
-///   them purges.
+/// * [`purge`](Store::purge) removes the expired records of *all* services, because that is what
+///   the store inside removes; what one service's purge counts may be another's. It is enough that
+///   one of them purges.
 /// * A store that is full is full for all.
-/// * Pages of [`abandoned`](Store::abandoned) hold this service's records only, and each of them asks for one page of the
-///   store inside: where most abandoned records are others', pages are short or empty.
+/// * Pages of [`abandoned`](Store::abandoned) hold this service's records only, and each of them
+///   asks for one page of the store inside: where most abandoned records are others', pages are
+///   short or empty.
 ///
 /// # Example
 ///

@@ -13,8 +13,8 @@ use crate::scope::ScopedKey;
 /// The keys of an [`EncryptedStore`](crate::EncryptedStore): one that seals, and old ones that only
 /// open.
 ///
-/// Every key has an id, which is written beside what it sealed. Keys are wiped from memory when the
-/// last clone of the keyring is gone; `Debug` shows ids only.
+/// Every key has an id, which is written beside what it sealed. What the keyring holds of a key is
+/// wiped from memory when its last clone is gone; `Debug` shows ids only.
 ///
 /// # Rotation
 ///

@@ -27,23 +27,24 @@ use self::seal::Field;
 /// out.
 ///
 /// Sealed are whole outcomes (status, headers, body, trailers), the data of checkpoints and the
-/// correlation id: AES-256-GCM, under a key of its own for every record, which HKDF-SHA256 derives from
-/// a key of the [`Keyring`] and the lookup key. A sealed field is bound to its record and to what it
-/// is of the record, so that nothing can be moved from one record to another.
+/// correlation id: AES-256-GCM, under a key of its own for every record, which HKDF-SHA256 derives
+/// from a key of the [`Keyring`] and the lookup key. A sealed field is bound to its record and to
+/// what it is of the record, so that nothing can be moved from one record to another.
 ///
 /// What was changed, moved, or sealed with a key that is not in the keyring reads as
 /// [`StoreErrorKind::Corrupt`], with an [`UnsealError`] as its source: the layer answers 500
-/// `record_unreadable`, nothing runs, and the record stays where it is. [`remove`](Store::remove) works on it as
-/// on every record; [`abandoned`](Store::abandoned) leaves it out, because a reconciler that
-/// does not see what a handler noted could come to the wrong conclusion.
+/// `record_unreadable`, nothing runs, and the record stays where it is. [`remove`](Store::remove)
+/// works on it as on every record; [`abandoned`](Store::abandoned) leaves it out, because a
+/// reconciler that does not see what a handler noted could come to the wrong conclusion.
 ///
 /// # What the store inside still sees
 ///
 /// * Namespace, scope, key, fingerprint, owner, attempt, state and times: it has to compare them. A
 ///   fingerprint is a hash of the request, and whoever can guess the whole request can confirm it.
 /// * The names of checkpoints, and how long each field is, to the byte.
-/// * Not the status. What a store keeps is the [value](Outcome::value) of no response, so that a process
-///   that reads the store without this wrapper has nothing that it could send as an answer. A status column stays empty.
+/// * Not the status. What a store keeps is the [value](Outcome::value) of no response, so that a
+///   process that reads the store without this wrapper has nothing that it could send as an answer.
+///   A status column stays empty.
 ///
 /// # What it does not prevent
 ///
@@ -52,8 +53,8 @@ use self::seal::Field;
 ///
 /// # Order of wrappers
 ///
-/// What is sealed is bound to the lookup key as this wrapper sees it. Put the prefix outside, so that two
-/// services with one keyring cannot be handed each other's records, and keep the order for
+/// What is sealed is bound to the lookup key as this wrapper sees it. Put the prefix outside, so
+/// that two services with one keyring cannot be handed each other's records, and keep the order for
 /// as long as records live:
 ///
 /// ```
@@ -69,8 +70,9 @@ use self::seal::Field;
 ///
 /// # Cost
 ///
-/// A claim under [`OnAbandoned::Rerun`] that takes a record over asks the store inside twice; every other move
-/// asks once. A sealed field is 36 bytes longer, and a correlation id is written in hexadecimal digits.
+/// A claim under [`OnAbandoned::Rerun`] that takes a record over asks the store inside twice; every
+/// other move asks once. A sealed field is 36 bytes longer, and a correlation id is written in
+/// hexadecimal digits.
 #[derive(Clone, Debug)]
 pub struct EncryptedStore<S> {
     inner: S,
@@ -94,11 +96,11 @@ impl<S> EncryptedStore<S> {
         }
     }
 
-    /// Reads records that are not sealed as well: for the retention after encryption was switched on.
-    /// Without it, retries of requests from before get 500 `record_unreadable`.
+    /// Reads records that are not sealed as well: for the retention after encryption was switched
+    /// on. Without it, retries of requests from before get 500 `record_unreadable`.
     ///
-    /// As long as it is set, whoever can write to the database can make an outcome up. Take it out when
-    /// the retention of the last record from before is over.
+    /// As long as it is set, whoever can write to the database can make an outcome up. Take it out
+    /// when the retention of the last record from before is over.
     #[must_use]
     pub fn accept_unsealed(mut self) -> Self {
         self.unsealed = Unsealed::Accept;
@@ -204,9 +206,9 @@ impl<S: Store> Store for EncryptedStore<S> {
         if request.on_abandoned == OnAbandoned::Hold {
             return self.open_claimed(self.inner.claim(request).await?);
         }
-        // A takeover hands the notes of the attempt before it over. They are opened before the claim is
-        // asked for: one that was granted and then fails is given up by its caller, and with it the
-        // notes would go. It is still the second claim alone whose result decides.
+        // A takeover hands the notes of the attempt before it over. They are opened before the
+        // claim is asked for: one that was granted and then fails is given up by its caller, and
+        // with it the notes would go. It is still the second claim alone whose result decides.
         let mut hold = request.clone();
         hold.on_abandoned = OnAbandoned::Hold;
         match self.open_claimed(self.inner.claim(&hold).await?)? {
@@ -232,8 +234,8 @@ impl<S: Store> Store for EncryptedStore<S> {
         let sealed = self.seal_outcome(claim.key(), outcome)?;
         Ok(
             match self.inner.complete(claim, &sealed, retention).await? {
-                // Sealed twice, an outcome has other bytes each time; opened, it is itself again. So a caller
-                // who asks again after a lost reply recognises its own.
+                // Sealed twice, an outcome has other bytes each time; opened, it is itself again.
+                // So a caller who asks again after a lost reply recognises its own.
                 Completion::Standing(outcome) => {
                     Completion::Standing(self.open_outcome(claim.key(), outcome)?)
                 }

@@ -112,3 +112,52 @@ const HEADER: usize = MAGIC.len() + 1 + 4;
 const NONCE: usize = 12;
 const TAG: usize = 16;
 const OVERHEAD: usize = HEADER + NONCE + TAG;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const FIELDS: [Field<'_>; 4] = [
+        Field::Outcome,
+        Field::Correlation,
+        Field::Checkpoint(""),
+        Field::Checkpoint("a"),
+    ];
+
+    fn key(text: &str) -> ScopedKey {
+        ScopedKey::join("http", "", text)
+    }
+
+    proptest! {
+        #[test]
+        fn a_field_is_opened_as_itself_and_as_nothing_else(
+            plain: Vec<u8>,
+            sealed_as in 0..FIELDS.len(),
+            opened_as in 0..FIELDS.len(),
+            record in "[ab]",
+        ) {
+            let keyring = Keyring::new(1, [1; 32]);
+            let sealed = keyring.seal(&key("a"), FIELDS[sealed_as], &plain).unwrap();
+            prop_assert_eq!(sealed.len(), plain.len() + OVERHEAD);
+            let opened = keyring.open(&key(&record), FIELDS[opened_as], &sealed);
+            let expected = if record == "a" && sealed_as == opened_as {
+                Ok(plain)
+            } else {
+                Err(UnsealError::NotAuthentic)
+            };
+            prop_assert_eq!(opened, expected);
+        }
+
+        #[test]
+        fn arbitrary_bytes_never_panic_and_never_open(bytes: Vec<u8>, id in 0..3_u32) {
+            let keyring = Keyring::new(1, [1; 32]).old(2, [2; 32]);
+            // Most random bytes end at the magic; the second ones get past it.
+            let begun = [&MAGIC[..], &[VERSION], &id.to_be_bytes(), &bytes].concat();
+            for bytes in [bytes, begun] {
+                prop_assert!(keyring.open(&key("a"), Field::Outcome, &bytes).is_err());
+            }
+        }
+    }
+}
