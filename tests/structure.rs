@@ -11,6 +11,10 @@ use std::sync::LazyLock;
 /// Modules that speak a protocol. `grpc` may use `http`.
 const FRONT_DOORS: [&str; 4] = ["client", "grpc", "http", "webhook"];
 
+/// What several stores need and none owns. It knows nothing of the crate, so that a foreign store can
+/// write the same.
+const SHARED: [&str; 1] = ["watchers"];
+
 /// Libraries that only the named front doors may know.
 const SERVERS: [(&str, &[&str]); 4] = [
     ("axum", &["http"]),
@@ -39,10 +43,22 @@ fn stores_import_neither_front_doors_nor_other_stores() {
 }
 
 #[test]
+fn what_stores_share_knows_nothing_of_the_crate() {
+    let found = violations(|file, _| {
+        SHARED
+            .iter()
+            .any(|name| file.name == format!("store/{name}.rs"))
+    });
+    assert!(found.is_empty(), "{}", found.join("\n"));
+}
+
+#[test]
 fn a_store_of_the_crate_uses_only_what_a_foreign_store_can_use() {
     let public = public_names(&read(&root().join("src/lib.rs")));
     let found = violations(|file, path| {
-        let own = |store: &str| path.first() == Some(&"store") && path.get(1) == Some(&store);
+        let own = |store: &str| {
+            path.first() == Some(&"store") && path.get(1) == Some(&store) || is_shared(path)
+        };
         matches!(file.band(), Band::Store(store) if !own(&store))
             && path.last().is_some_and(|name| !public.contains(*name))
     });
@@ -179,8 +195,14 @@ fn is_front_door(path: &[&str]) -> bool {
 fn is_a_store(path: &[&str]) -> bool {
     let module = |name: &str| name.starts_with(|first: char| first.is_ascii_lowercase());
     let store = |name: &str| name.len() > "Store".len() && name.ends_with("Store");
-    path.first() == Some(&"store") && path.get(1).is_some_and(|name| module(name))
+    path.first() == Some(&"store")
+        && path.get(1).is_some_and(|name| module(name))
+        && !is_shared(path)
         || path.last().is_some_and(|name| store(name))
+}
+
+fn is_shared(path: &[&str]) -> bool {
+    path.first() == Some(&"store") && path.get(1).is_some_and(|name| SHARED.contains(name))
 }
 
 /// Every path after `crate::`, with its groups written out and its `as` names left away.

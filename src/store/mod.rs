@@ -37,6 +37,8 @@ mod open;
 pub use open::{OpenError, open};
 mod prefixed;
 pub use prefixed::PrefixedStore;
+#[cfg(any(feature = "sqlite-system", feature = "postgres", feature = "redis"))]
+mod watchers;
 
 /// Remembers which keys were claimed, by whom, and how it ended.
 ///

@@ -14,7 +14,6 @@ mod sql;
 mod text;
 mod time;
 mod tls;
-mod watchers;
 
 use std::fmt;
 use std::sync::Arc;
@@ -32,6 +31,7 @@ use crate::error::StoreError;
 use crate::outcome::Outcome;
 use crate::record::Record;
 use crate::scope::ScopedKey;
+use crate::store::watchers::Watchers;
 use crate::store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
@@ -42,7 +42,6 @@ use self::names::Names;
 pub use self::options::{PostgresOptions, PreparedStatements};
 use self::seen::Seen;
 use self::sql::{Statement, Statements};
-use self::watchers::Watchers;
 
 /// Remembers keys in PostgreSQL, 12 or newer: durable, and shared by every process that uses the
 /// same table.
@@ -88,7 +87,7 @@ use self::watchers::Watchers;
 ///
 /// Namespace, scope, key, state, status, attempt and times are columns of their own, for people.
 /// Outcomes are bytes, with a checksum: a row whose bytes were changed, or that belongs to another
-/// key, reads as [`StoreErrorKind::Corrupt`](crate::StoreErrorKind::Corrupt) and is left where it is. Only
+/// key, reads as [`Corrupt`](crate::StoreErrorKind::Corrupt) and is left where it is. Only
 /// [`abandoned`](Store::abandoned) passes over such rows.
 ///
 /// # Waiting
@@ -114,7 +113,7 @@ struct Inner {
     names: Names,
     client: Client,
     statements: Statements,
-    watchers: Watchers,
+    watchers: Watchers<[u8; 32]>,
     seen: Seen,
     checked: OnceCell<()>,
 }
@@ -130,10 +129,10 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the server does not answer within the time limit.
-    /// [`StoreErrorKind::Other`](crate::StoreErrorKind::Other) if the URL cannot be read, if the server refuses the user, if TLS
-    /// cannot be agreed on, or if the server is too old or its database is not in UTF-8. No error
-    /// shows the password.
+    /// [`Unavailable`](crate::StoreErrorKind::Unavailable) if the server does not answer within the
+    /// time limit. [`Other`](crate::StoreErrorKind::Other) if the URL cannot be read, if the server
+    /// refuses the user, if TLS cannot be agreed on, or if the server is too old or its database is
+    /// not in UTF-8. No error shows the password.
     ///
     /// # Panics
     ///
@@ -165,7 +164,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// As [`check`](Self::check), and [`StoreErrorKind::Other`](crate::StoreErrorKind::Other) if the user may not make tables.
+    /// As [`check`](Self::check), and [`Other`](crate::StoreErrorKind::Other) if the user may not
+    /// make tables.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let inner = &*self.inner;
         schema::migrate(&inner.client, &inner.statements, &inner.names).await?;
@@ -178,9 +178,9 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// [`StoreErrorKind::Unavailable`](crate::StoreErrorKind::Unavailable) if the server does not answer in time;
-    /// [`StoreErrorKind::Other`](crate::StoreErrorKind::Other) with a [`PostgresSchemaError`] as its source if the tables are
-    /// missing, older, too new or somebody else's.
+    /// [`Unavailable`](crate::StoreErrorKind::Unavailable) if the server does not answer in time;
+    /// [`Other`](crate::StoreErrorKind::Other) with a [`PostgresSchemaError`] as its source if
+    /// the tables are missing, older, too new or somebody else's.
     pub async fn check(&self) -> Result<(), StoreError> {
         let inner = &*self.inner;
         let deadline = inner.client.deadline();

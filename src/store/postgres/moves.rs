@@ -239,10 +239,10 @@ impl Inner {
         let begun = Instant::now();
         // A time that the clock cannot express is a time that nobody waits for.
         let end = begun.checked_add(max).unwrap_or(begun + LONG);
-        let watch = self.watchers.watch(*digest);
+        let watch = self.watchers.watch(digest);
         let mut pause = FIRST_PAUSE;
         while Instant::now() < end {
-            let changed = watch.changed.notified();
+            let changed = watch.next();
             let deadline = self.begin().await?;
             let row = self
                 .row(&self.statements.watch, digest, &[], deadline)

@@ -13,7 +13,6 @@ mod replicas;
 mod scripts;
 mod server;
 mod walk;
-mod watchers;
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,6 +27,7 @@ use crate::error::StoreError;
 use crate::outcome::Outcome;
 use crate::record::Record;
 use crate::scope::ScopedKey;
+use crate::store::watchers::Watchers;
 use crate::store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
@@ -40,7 +40,6 @@ use self::link::{Link, Repeat, To};
 use self::replicas::Acknowledged;
 use self::scripts::{By, Move};
 use self::walk::Position;
-use self::watchers::Watchers;
 
 pub use self::link::RedisConnection;
 pub use self::options::RedisOptions;
@@ -138,7 +137,7 @@ struct Inner {
     keys: Keys,
     clock: Clock,
     grace: Duration,
-    watchers: Watchers,
+    watchers: Watchers<ScopedKey>,
     purged_to: Mutex<Option<Position>>,
 }
 

@@ -11,7 +11,6 @@ mod schema;
 mod table;
 #[cfg(test)]
 mod tests;
-mod watchers;
 mod writer;
 
 use std::fmt;
@@ -30,6 +29,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::outcome::Outcome;
 use crate::record::Record;
 use crate::scope::ScopedKey;
+use crate::store::watchers::Watchers;
 use crate::store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
 };
@@ -39,7 +39,6 @@ use self::error::{full_queue, unanswered};
 use self::patience::{Deadline, Pauses};
 use self::row::{After, Row};
 use self::table::{Reads, Table};
-use self::watchers::Watchers;
 use self::writer::{Call, Reply, Unattended};
 
 /// Remembers keys in an SQLite file: durable on one machine, with nothing to install.
@@ -131,7 +130,7 @@ struct Inner {
 #[derive(Default)]
 struct Shared {
     clock: Clock,
-    watchers: Watchers,
+    watchers: Watchers<ScopedKey>,
     commits: AtomicU64,
 }
 
