@@ -3,7 +3,7 @@
 
 has_postgres_program() {
     local folder
-    for folder in "${IDEMPOTENCY_POSTGRES_BIN:-}" "$(pg_config --bindir 2>/dev/null || true)" \
+    for folder in "${TEST_POSTGRES_BIN:-}" "$(pg_config --bindir 2>/dev/null || true)" \
         /usr/lib/postgresql/*/bin /opt/homebrew/bin /usr/local/pgsql/bin /usr/sbin; do
         if [ -n "$folder" ] && [ -x "$folder/$1" ]; then
             return
@@ -40,7 +40,7 @@ need_postgres() {
     elif command -v brew >/dev/null; then
         brew install --quiet "${missing[@]}" || fail "could not install it: brew install ${missing[*]}"
     else
-        fail "install ${missing[*]}, or name the folder of the programs in IDEMPOTENCY_POSTGRES_BIN"
+        fail "install ${missing[*]}, or name the folder of the programs in TEST_POSTGRES_BIN"
     fi
     for program in initdb postgres pgbouncer; do
         has_postgres_program "$program" || fail "$program is still not found after installing"

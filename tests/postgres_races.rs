@@ -267,7 +267,7 @@ async fn an_expired_record_that_nobody_purged_is_renewed_by_one_of_two() {
 /// Runs this program twice more, and lets both claim the same thousand keys at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_two_processes_one_wins_each_key() {
-    if let Ok(racing) = std::env::var("RACE") {
+    if let Ok(racing) = std::env::var("TEST_RACE") {
         let (url, schema) = racing.split_once(' ').unwrap();
         return race(url, schema).await;
     }
@@ -280,7 +280,7 @@ async fn of_two_processes_one_wins_each_key() {
                 "of_two_processes_one_wins_each_key",
                 "--nocapture",
             ])
-            .env("RACE", format!("{} {}", shared().url(), fresh.schema))
+            .env("TEST_RACE", format!("{} {}", shared().url(), fresh.schema))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .kill_on_drop(true)

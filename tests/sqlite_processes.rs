@@ -21,9 +21,9 @@ use tower_idempotency::{
 
 use self::support::Folder;
 
-const JOB: &str = "TOWER_IDEMPOTENCY_CHILD_JOB";
-const FILE: &str = "TOWER_IDEMPOTENCY_CHILD_FILE";
-const NAME: &str = "TOWER_IDEMPOTENCY_CHILD_NAME";
+const JOB: &str = "TEST_CHILD_JOB";
+const FILE: &str = "TEST_CHILD_FILE";
+const NAME: &str = "TEST_CHILD_NAME";
 /// Marks the lines that are the child's own, among those of the test runner.
 const MARK: &str = "child: ";
 

@@ -537,7 +537,7 @@ pub async fn raw(url: &str) -> tokio_postgres::Client {
 ///
 /// If it is nowhere, with what to install. A test that needs a server fails without one.
 pub fn program(name: &str) -> PathBuf {
-    let set = std::env::var_os("IDEMPOTENCY_POSTGRES_BIN").map(PathBuf::from);
+    let set = std::env::var_os("TEST_POSTGRES_BIN").map(PathBuf::from);
     let told = Command::new("pg_config").arg("--bindir").output().ok();
     let told = told.map(|told| PathBuf::from(String::from_utf8_lossy(&told.stdout).trim()));
     let mut packaged: Vec<PathBuf> = fs::read_dir("/usr/lib/postgresql")
@@ -568,7 +568,7 @@ pub fn program(name: &str) -> PathBuf {
             };
             panic!(
                 "`{name}` was not found. Install it (Debian: apt-get install {package}; macOS: brew \
-                 install {package}), or name its folder in IDEMPOTENCY_POSTGRES_BIN. scripts/test \
+                 install {package}), or name its folder in TEST_POSTGRES_BIN. scripts/test \
                  installs what is missing."
             )
         })

@@ -278,13 +278,13 @@ pub fn eventually(what: &str, mut happened: impl FnMut() -> bool) {
     }
 }
 
-/// A program by its name in `PATH`, or by the folder that `TEST_REDIS_BIN` names.
+/// A program in the folder that `TEST_REDIS_BIN` names, or in `PATH`.
 fn program(name: &str, other_name: &str) -> PathBuf {
-    let chosen = std::env::var_os("TEST_REDIS_BIN");
-    let path = chosen
-        .or_else(|| std::env::var_os("PATH"))
-        .unwrap_or_default();
-    let found = std::env::split_paths(&path)
+    let chosen = std::env::var_os("TEST_REDIS_BIN").map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = chosen
+        .into_iter()
+        .chain(std::env::split_paths(&path))
         .flat_map(|folder| [folder.join(name), folder.join(other_name)])
         .find(|file| file.is_file());
     found.unwrap_or_else(|| {
