@@ -70,7 +70,7 @@
 //! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
 //!   every axum service.
 //! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
-//! * **`redis`**: [`RedisStore`](store), for one server, Sentinel, or a cluster.
+//! * **`redis`**: [`RedisStore`](store), for one server, Sentinel, or a cluster, with TLS by rustls.
 //! * **`testing`**: the conformance kit for stores, and a store that fails on demand.
 //!
 //! # The draft

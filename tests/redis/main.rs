@@ -1,7 +1,5 @@
 //! The Redis store against servers that fail, networks that break, and values that are damaged.
 
-#![cfg(all(feature = "redis", feature = "testing"))]
-
 #[path = "../support/redis_proxy.rs"]
 mod proxy;
 #[path = "../support/redis.rs"]
@@ -13,6 +11,7 @@ mod expiry;
 mod processes;
 mod replicas;
 mod startup;
+mod tls;
 mod values;
 mod wire;
 

@@ -23,6 +23,7 @@ pub struct Server {
 }
 
 struct Control {
+    folder: PathBuf,
     // Only so that it is not a zombie; what ends it is the end of `orders`.
     shell: Child,
     orders: Option<ChildStdin>,
@@ -41,6 +42,30 @@ impl Server {
     }
 
     pub fn start_with(options: &[&str]) -> Self {
+        Self::start_with_files(options, &[])
+    }
+
+    /// A server that takes connections with TLS at [`tls_port`](Self::tls_port) too. With `clients`, it
+    /// asks them for a certificate that is signed with its own.
+    pub fn with_tls(certificate: &str, key: &str, clients: bool) -> Self {
+        let options = [
+            "--tls-cert-file",
+            "$folder/server.crt",
+            "--tls-key-file",
+            "$folder/server.key",
+            "--tls-ca-cert-file",
+            "$folder/server.crt",
+            "--tls-auth-clients",
+            if clients { "yes" } else { "no" },
+            "--tls-port",
+            "$tls-port",
+        ];
+        let files = [("server.crt", certificate), ("server.key", key)];
+        Self::start_with_files(&options, &files)
+    }
+
+    /// With files in its folder, which options call `$folder`.
+    fn start_with_files(options: &[&str], files: &[(&str, &str)]) -> Self {
         let common = ["--save", "", "--protected-mode", "no"];
         let options: Vec<&str> = common.iter().chain(options).copied().collect();
         // Somebody else may take the port between the look and the start.
@@ -48,8 +73,12 @@ impl Server {
             let port = free_port();
             let number = port.to_string();
             let place = ["--bind", "127.0.0.1", "--port", &number];
-            let options = [&place[..], &options].concat();
-            if let Some(control) = Control::start(&options, None, READY) {
+            let tls_port = (port + 10_000).to_string();
+            let with_port = |option: &&str| option.replace("$tls-port", &tls_port);
+            let own: Vec<String> = options.iter().map(with_port).collect();
+            let own = own.iter().map(String::as_str);
+            let options: Vec<&str> = place.into_iter().chain(own).collect();
+            if let Some(control) = Control::start(&options, files, READY) {
                 return Self {
                     port,
                     control: Mutex::new(control),
@@ -67,8 +96,9 @@ impl Server {
              sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 2000\n",
             master.port
         );
-        let options = ["--sentinel"];
-        let control = Control::start(&options, Some(&configuration), "+monitor master");
+        let options = ["$folder/server.conf", "--sentinel"];
+        let files = [("server.conf", &*configuration)];
+        let control = Control::start(&options, &files, "+monitor master");
         Self {
             port,
             control: Mutex::new(control.expect("a Sentinel")),
@@ -82,6 +112,14 @@ impl Server {
 
     pub fn port(&self) -> u16 {
         self.port
+    }
+
+    pub fn tls_port(&self) -> u16 {
+        self.port + 10_000
+    }
+
+    pub fn folder(&self) -> PathBuf {
+        self.control.lock().unwrap().folder.clone()
     }
 
     pub fn url(&self) -> String {
@@ -135,6 +173,10 @@ impl Server {
         line.map(|value| value.trim().to_owned())
     }
 
+    pub fn is_master(&self) -> bool {
+        self.info("replication", "role").as_deref() == Some("master")
+    }
+
     /// Waits until a field of `INFO` has a value.
     pub fn wait_until(&self, section: &str, field: &str, value: &str) {
         eventually(&format!("{field} to be {value}"), || {
@@ -150,17 +192,21 @@ impl Server {
 }
 
 impl Control {
-    fn start(options: &[&str], configuration: Option<&str>, ready: &str) -> Option<Self> {
+    fn start(options: &[&str], files: &[(&str, &str)], ready: &str) -> Option<Self> {
         let folder = new_folder();
         let mut shell = Command::new("sh");
         shell.args(["-c", SHELL, "sh"]).arg(&folder);
         shell.arg(program("redis-server", "valkey-server"));
-        if let Some(configuration) = configuration {
-            let file = folder.join("server.conf");
-            std::fs::write(&file, configuration).expect("a file in the new folder");
-            shell.arg(file);
+        for (name, content) in files {
+            std::fs::write(folder.join(name), content).expect("a file in the new folder");
         }
-        shell.args(options).arg("--dir").arg(&folder);
+        let place = folder.to_str().expect("a folder with a name of text");
+        shell.args(
+            options
+                .iter()
+                .map(|option| option.replace("$folder", place)),
+        );
+        shell.arg("--dir").arg(&folder);
         shell.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut shell = shell.stderr(Stdio::null()).spawn().expect("a shell");
         let orders = shell.stdin.take();
@@ -173,6 +219,7 @@ impl Control {
             }
         });
         let control = Self {
+            folder,
             shell,
             orders,
             lines,
@@ -208,19 +255,30 @@ impl Drop for Control {
     }
 }
 
-/// Three masters that share the slots.
+/// Three masters that share the slots, each with as many replicas as were asked for.
 pub struct Cluster {
     nodes: Vec<Server>,
 }
 
 impl Cluster {
     pub fn start() -> Self {
-        let nodes: Vec<Server> = (0..3)
-            .map(|_| Server::start_with(&["--cluster-enabled", "yes"]))
-            .collect();
+        Self::with_replicas(0)
+    }
+
+    pub fn with_replicas(replicas: usize) -> Self {
+        let options = [
+            "--cluster-enabled",
+            "yes",
+            // How soon a master counts as failed.
+            "--cluster-node-timeout",
+            if replicas > 0 { "1000" } else { "15000" },
+        ];
+        let count = 3 * (1 + replicas);
+        let nodes: Vec<Server> = (0..count).map(|_| Server::start_with(&options)).collect();
         let mut create = Command::new(program("redis-cli", "valkey-cli"));
         create.args(["--cluster", "create", "--cluster-yes"]);
         create.args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)));
+        create.args(["--cluster-replicas", &replicas.to_string()]);
         let created = create.output().expect("redis-cli can be started");
         let said = String::from_utf8_lossy(&created.stdout);
         assert!(created.status.success(), "no cluster: {said}");
@@ -230,8 +288,26 @@ impl Cluster {
                 let text: String = redis::from_redis_value(reply).unwrap();
                 text.contains("cluster_state:ok")
             });
+            if node.info("replication", "role").as_deref() == Some("slave") {
+                node.wait_until("replication", "master_link_status", "up");
+            }
         }
         Self { nodes }
+    }
+
+    /// The master of this key's slot.
+    pub fn master_of(&self, key: &str) -> &Server {
+        let masters = self.nodes.iter().filter(|node| node.is_master());
+        let mut holders = masters.filter(|node| node.try_command(&["EXISTS", key]).is_ok());
+        holders.next().expect("a master of the slot")
+    }
+
+    /// The replicas of a master.
+    pub fn replicas_of(&self, master: &Server) -> Vec<&Server> {
+        let port = master.port.to_string();
+        let follows =
+            |node: &&Server| node.info("replication", "master_port").as_deref() == Some(&*port);
+        self.nodes.iter().filter(follows).collect()
     }
 
     pub fn nodes(&self) -> &[Server] {

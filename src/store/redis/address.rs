@@ -61,6 +61,17 @@ impl Address {
             master: format!("redis://{credentials}master/{db}"),
         })
     }
+
+    /// Whether connections are made with TLS.
+    pub(super) fn needs_tls(&self) -> bool {
+        let url = match self {
+            Self::Server(url) => Some(url),
+            Self::Cluster(nodes) => nodes.first(),
+            Self::Sentinels { .. } => None,
+        };
+        // The driver reads a scheme as it is written, in small letters.
+        url.is_some_and(|url| url.starts_with("rediss:") || url.starts_with("valkeys:"))
+    }
 }
 
 fn wrong(what: &str) -> StoreError {
@@ -103,6 +114,22 @@ mod tests {
             master: "redis://:p%40@master/3".to_owned(),
         };
         assert!(sentinels == expected);
+    }
+
+    #[test]
+    fn what_needs_tls_says_so() {
+        for (url, needs) in [
+            ("rediss://h", true),
+            ("valkeys://h", true),
+            ("rediss+cluster://a,b", true),
+            ("redis://rediss:x@h", false),
+            ("redis+cluster://a", false),
+            ("redis+sentinel://a/main", false),
+            ("redis+unix:///rediss:", false),
+        ] {
+            let address = Address::parse(url).unwrap_or_else(|error| panic!("{url}: {error}"));
+            assert_eq!(address.needs_tls(), needs, "{url}");
+        }
     }
 
     #[test]

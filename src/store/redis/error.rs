@@ -1,5 +1,8 @@
 //! What Redis's errors mean for a caller.
 
+use std::error::Error;
+use std::sync::Arc;
+
 use redis::{ErrorKind, RedisError, ServerError, ServerErrorKind, Value};
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -12,6 +15,11 @@ use super::frame::Damage;
 pub(super) fn failed(error: RedisError) -> StoreError {
     use StoreErrorKind::{Corrupt, Other, Unavailable};
     let (kind, message) = match (error.kind(), error.code()) {
+        (ErrorKind::Io, _) if is_of_tls(&error) => (
+            Other,
+            "TLS cannot be agreed on: the server has to offer it, with a certificate of the URL's host \
+             that this machine trusts (`SSL_CERT_FILE` names another list of roots)",
+        ),
         (ErrorKind::Io, _) if error.is_timeout() => (
             Unavailable,
             "the server did not answer in time: look at its load, its slow log and the network, or \
@@ -38,8 +46,7 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         ),
         (ErrorKind::InvalidClientConfig, _) => (
             Other,
-            "the connection cannot be made as it is configured: check the URL; for `rediss`, switch on \
-             one of the TLS features of the `redis` crate",
+            "the connection cannot be made as it is configured: check the URL",
         ),
         (ErrorKind::Server(kind), _) => of_the_server(kind),
         (_, Some("OOM")) => (
@@ -68,6 +75,21 @@ pub(super) fn failed(error: RedisError) -> StoreError {
         return told;
     }
     told.with_source(error)
+}
+
+/// Whether the two sides refuse each other. What breaks off, or is damaged on its way, is not meant.
+fn is_of_tls(error: &RedisError) -> bool {
+    use rustls::Error::{AlertReceived, InvalidCertificate, InvalidMessage, PeerIncompatible};
+    // The driver hands out the pointer by which it shares its cause, not the cause.
+    let shared = error
+        .source()
+        .and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    let io = shared.and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    let tls = io.and_then(std::io::Error::get_ref);
+    matches!(
+        tls.and_then(|tls| tls.downcast_ref::<rustls::Error>()),
+        Some(AlertReceived(_) | InvalidCertificate(_) | InvalidMessage(_) | PeerIncompatible(_))
+    )
 }
 
 fn of_the_server(kind: ServerErrorKind) -> (StoreErrorKind, &'static str) {

@@ -137,8 +137,11 @@ impl RedisOptions {
     /// | `redis+sentinel://user:password@host:port,host:port/name/db` | the master that the Sentinels call `name`; user, password and database are the master's |
     /// | `redis+cluster://user:password@host:port,host:port` | the cluster of these nodes; `rediss+cluster` with TLS |
     ///
-    /// TLS needs one of redis-rs's features for it (`tokio-rustls-comp`, `tokio-native-tls-comp`), which
-    /// the application switches on.
+    /// With TLS, by rustls, the server's certificate and the host's name in it are always verified, against
+    /// the roots of the operating system or those of the file that `SSL_CERT_FILE` names. For a client
+    /// certificate, hand a connection of your own to [`from_connection`](Self::from_connection). rustls
+    /// takes the cryptography that the process has chosen as its default, or else ring, which becomes
+    /// the default then.
     ///
     /// # Errors
     ///
@@ -147,6 +150,9 @@ impl RedisOptions {
     /// can be reached.
     pub async fn connect(&self, url: &str) -> Result<RedisStore, StoreError> {
         let address = Address::parse(url)?;
+        if address.needs_tls() {
+            choose_cryptography();
+        }
         let link = self.link(&address, self.replicas > 0).await?;
         let mut links = Vec::new();
         if self.replicas > 0 {
@@ -262,6 +268,15 @@ impl std::fmt::Debug for RedisOptions {
             .field("replicas", &self.replicas)
             .field("replica_connections", &self.replica_connections)
             .finish_non_exhaustive()
+    }
+}
+
+/// The driver's TLS uses the default of the process, and panics where there is none and several
+/// libraries brought theirs.
+fn choose_cryptography() {
+    if rustls::crypto::CryptoProvider::get_default().is_none() {
+        // Refused only if somebody else was quicker, which is as good.
+        let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 
