@@ -2,7 +2,7 @@
 
 use tower_idempotency::Completion;
 
-use super::support::{Server, eventually, options};
+use super::support::{Cluster, Server, eventually, options};
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -42,6 +42,64 @@ async fn what_replicas_acknowledged_survives_a_failover_by_sentinel() {
     assert_eq!(completion.unwrap(), Completion::Recorded);
     // Applied, and not acknowledged.
     unavailable(acknowledged.claim(&request("new")).await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_replicas_acknowledged_survives_a_failover_within_a_cluster() {
+    let cluster = Cluster::with_replicas(1);
+    let options = options().replica_connections(2);
+    let acknowledged = options.clone().replicas(1);
+    let acknowledged = acknowledged.connect(&cluster.url()).await.unwrap();
+    let store = options.connect(&cluster.url()).await.unwrap();
+    let live = request("live");
+    let claim = acquire(&acknowledged, &live).await;
+    let master = cluster.master_of(&store.record_key(&live.key));
+    // So many that some lie on the master that is going to be killed, and some do not.
+    let mut kept = Vec::new();
+    for n in 0..12 {
+        let request = request(&format!("done {n}"));
+        let completed = acquire(&acknowledged, &request).await;
+        let completion = acknowledged
+            .complete(&completed, &large_outcome(), None)
+            .await;
+        assert_eq!(completion.unwrap(), Completion::Recorded);
+        kept.push(request);
+    }
+    let on_it = |request: &&ClaimRequest| {
+        cluster.master_of(&store.record_key(&request.key)).port() == master.port()
+    };
+    let lost_at_first = kept.iter().filter(on_it).count();
+    assert!((1..12).contains(&lost_at_first), "{lost_at_first} of 12");
+    let replicas = cluster.replicas_of(master);
+    assert_eq!(replicas.len(), 1);
+
+    master.kill();
+    replicas[0].wait_until("replication", "role", "master");
+    let shown = once_it_is_back(&store, &another(&live)).await;
+    assert_eq!(shown.owner, live.owner);
+    assert!(!shown.is_abandoned());
+    for request in &kept {
+        let shown = once_it_is_back(&store, &another(request)).await;
+        assert_eq!(outcome_of(&shown), &large_outcome());
+    }
+    let completion = store.complete(&claim, &outcome(b"paid"), None).await;
+    assert_eq!(completion.unwrap(), Completion::Recorded);
+    // A walk meets every master there is now, and each record once.
+    let orphan = acquire(&store, &request("orphan")).await;
+    assert_eq!(
+        store.abandon(&orphan).await.unwrap(),
+        tower_idempotency::Fenced::Applied
+    );
+    let page = store.abandoned(None, 100).await.unwrap();
+    let names: Vec<&str> = page.records.iter().map(|record| record.key.key()).collect();
+    assert_eq!(names, ["orphan"]);
+
+    // The old master comes back without memory, as a replica; what it would say is not asked for.
+    master.restart();
+    master.wait_until("replication", "role", "slave");
+    master.wait_until("replication", "master_link_status", "up");
+    let shown = existing(&store, &another(&live)).await;
+    assert_eq!(outcome_of(&shown), &outcome(b"paid"));
 }
 
 /// Asks until the store has found the new master, which its Sentinel may name a little late.
