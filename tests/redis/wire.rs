@@ -25,6 +25,9 @@ async fn behind_a_proxy() -> (Proxy, RedisStore) {
         .connect(&proxy.url())
         .await
         .unwrap();
+    // So that the server knows the script, and the first reply that is lost is that of the move.
+    let warm = acquire(&store, &request("warm")).await;
+    assert_eq!(store.release(&warm).await.unwrap(), Fenced::Applied);
     (proxy, store)
 }
 
@@ -42,7 +45,7 @@ async fn a_claim_whose_reply_was_lost_is_granted_to_its_owner_and_to_nobody_else
 #[tokio::test(flavor = "multi_thread")]
 async fn one_lost_reply_is_made_good_without_anybody_hearing_of_it() {
     let (proxy, store) = behind_a_proxy().await;
-    proxy.set(Mode::CutOneReply);
+    proxy.set(Mode::CutOneReply { after: 0 });
     let claim = acquire(&store, &request("key")).await;
     assert_eq!(claim.attempt(), 1);
     for fenced in [
@@ -53,7 +56,7 @@ async fn one_lost_reply_is_made_good_without_anybody_hearing_of_it() {
         store.release(&claim).await,
     ] {
         assert_eq!(fenced.unwrap(), Fenced::Applied);
-        proxy.set(Mode::CutOneReply);
+        proxy.set(Mode::CutOneReply { after: 0 });
     }
     let claim = acquire(&store, &request("key")).await;
     assert_eq!(claim.attempt(), 2);
@@ -91,6 +94,100 @@ async fn a_resolution_whose_reply_was_lost_is_unknown_and_not_lost() {
         assert_eq!(again, Fenced::ClaimLost, "{name}: it stands already");
         assert!(!record(&store, claim.key()).await.is_abandoned());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resolution_that_is_repeated_after_a_lost_reply_does_not_cross_the_claim_that_followed_it()
+ {
+    let (proxy, store) = behind_a_proxy().await;
+    let claim = acquire(&store, &request("key")).await;
+    assert_eq!(store.abandon(&claim).await.unwrap(), Fenced::Applied);
+    let seen = record(&store, claim.key()).await;
+    proxy.set(Mode::CutReplies);
+    unavailable(store.resolve(&seen, &Resolution::Released).await);
+    proxy.set(Mode::Pass);
+    // Released: somebody claims the key before the sweeper asks again.
+    let next = acquire(&store, &request("key")).await;
+    assert_eq!(next.attempt(), 2);
+    for resolution in [Resolution::Released, Resolution::Completed(outcome(b"old"))] {
+        let again = store.resolve(&seen, &resolution).await.unwrap();
+        assert_eq!(again, Fenced::ClaimLost);
+    }
+    let standing = record(&store, claim.key()).await;
+    assert_eq!((standing.owner, standing.attempt), (*next.owner(), 2));
+    assert!(!standing.is_abandoned());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_whose_reply_was_lost_is_not_made_again_unasked() {
+    let (proxy, store) = behind_a_proxy().await;
+    let old = acquire(&store, &request("key")).await;
+    // The store itself does not ask again: meanwhile the key could belong to somebody else.
+    proxy.set(Mode::CutOneReply { after: 0 });
+    unavailable(store.remove(old.key()).await);
+    assert_eq!(proxy.mode(), Mode::Pass, "the reply was not cut");
+    assert_eq!(
+        store.lookup(old.key()).await.unwrap(),
+        None,
+        "it was applied"
+    );
+    assert!(
+        !store.remove(old.key()).await.unwrap(),
+        "it is gone already"
+    );
+    assert_eq!(acquire(&store, &request("key")).await.attempt(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_that_loses_any_one_reply_may_be_repeated_and_touches_nothing_else() {
+    const EXPIRED: usize = 4;
+    let mut cut = 0;
+    for after in 0.. {
+        let (proxy, store) = behind_a_proxy().await;
+        for n in 0..EXPIRED {
+            let expired = request(&format!("expired {n}"));
+            let _ = acquire(&store, &expired).await;
+            store.age(&expired.key, 48 * HOUR).await.unwrap();
+        }
+        let live = acquire(&store, &request("live")).await;
+        let kept = acquire(&store, &request("kept")).await;
+        let completion = store.complete(&kept, &outcome(b"paid"), None).await;
+        assert_eq!(completion.unwrap(), Completion::Recorded);
+
+        proxy.set(Mode::CutOneReply { after });
+        let first = store.purge(100).await;
+        let was_cut = proxy.mode() == Mode::Pass;
+        proxy.set(Mode::Pass);
+        let told = match first {
+            Ok(purged) => purged.unresolved,
+            Err(error) => {
+                assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+                0
+            }
+        };
+        let told = told + store.purge(100).await.unwrap().unresolved;
+        // Of one record, that whose reply was lost, nobody can know.
+        assert!(
+            told == EXPIRED || told + 1 == EXPIRED && was_cut,
+            "{told} told"
+        );
+        for n in 0..EXPIRED {
+            let left = store.lookup(&key(&format!("expired {n}"))).await.unwrap();
+            assert_eq!(left, None);
+        }
+        assert_eq!(store.purge(100).await.unwrap().removed, 0);
+        assert_eq!(store.renew(&live, HOUR).await.unwrap(), Fenced::Applied);
+        assert_eq!(
+            outcome_of(&existing(&store, &request("kept")).await),
+            &outcome(b"paid")
+        );
+        if !was_cut {
+            break;
+        }
+        cut += 1;
+    }
+    // Two answers about the servers, a step of the walk, and for each record a look and a removal.
+    assert!(cut > 2 * EXPIRED, "only {cut} replies were cut");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -15,8 +15,10 @@ pub enum Mode {
     Silence,
     /// Requests arrive, and the connection breaks before their reply does.
     CutReplies,
-    /// The same for the first reply; all others pass.
-    CutOneReply,
+    /// The same for one reply, after so many that pass.
+    CutOneReply {
+        after: usize,
+    },
     /// Replies arrive so much later.
     Delay(Duration),
 }
@@ -47,6 +49,10 @@ impl Proxy {
 
     pub fn set(&self, mode: Mode) {
         self.mode.send_replace(mode);
+    }
+
+    pub fn mode(&self) -> Mode {
+        *self.mode.borrow()
     }
 }
 
@@ -80,9 +86,12 @@ async fn pump(
         match now {
             Mode::Silence => continue,
             Mode::CutReplies if replies => return,
-            Mode::CutOneReply if replies => {
+            Mode::CutOneReply { after: 0 } if replies => {
                 mode.send_replace(Mode::Pass);
                 return;
+            }
+            Mode::CutOneReply { after } if replies => {
+                mode.send_replace(Mode::CutOneReply { after: after - 1 });
             }
             Mode::Delay(by) if replies => tokio::time::sleep(by).await,
             _ => {}

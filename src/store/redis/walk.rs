@@ -123,8 +123,22 @@ impl Inner {
                 whole = true;
                 continue;
             };
-            let batch = self.scan(node, position.scan).await?;
-            removed += self.purge_batch(node, &batch, limit - removed).await?;
+            let purged = match self.scan(node, position.scan).await {
+                Ok(batch) => {
+                    let purged = self.purge_batch(node, &batch, limit, &mut removed).await;
+                    purged.map(|()| batch)
+                }
+                Err(error) => Err(error),
+            };
+            let batch = match purged {
+                Ok(batch) => batch,
+                // What is gone has to be told of: nobody can count it again.
+                Err(_) if removed > 0 => {
+                    *self.purged_to() = Some(position);
+                    break;
+                }
+                Err(error) => return Err(error),
+            };
             if removed == limit {
                 // This step may have met more: it is made again.
                 *self.purged_to() = Some(position);
@@ -135,33 +149,33 @@ impl Inner {
         Ok(Purged::new(removed, removed))
     }
 
+    /// Adds what it removes to `removed` at once, so that no error hides it.
     async fn purge_batch(
         &self,
         node: &Node,
         batch: &Batch,
         limit: usize,
-    ) -> Result<usize, StoreError> {
-        let mut removed = 0;
+        removed: &mut usize,
+    ) -> Result<(), StoreError> {
         for counter in &batch.counters {
-            if removed == limit {
-                return Ok(removed);
+            if *removed == limit {
+                return Ok(());
             }
-            let most = (limit - removed).to_string();
-            let told = self
+            let most = (limit - *removed).to_string();
+            *removed += self
                 .count(counter, &scripts::SETTLE, &[most.as_bytes()])
                 .await?;
-            removed += told;
         }
         for (digest, times, left) in self.started(node, &batch.records).await? {
-            if removed == limit {
-                return Ok(removed);
+            if *removed == limit {
+                return Ok(());
             }
             if times.is_expired(times.age(left)) && self.whole(&digest).await?.is_some() {
                 let name = self.keys.of_digest(&digest);
-                removed += self.count(&name, &scripts::PURGE, &[]).await?;
+                *removed += self.count(&name, &scripts::PURGE, &[]).await?;
             }
         }
-        Ok(removed)
+        Ok(())
     }
 
     async fn count(
