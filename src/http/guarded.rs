@@ -340,11 +340,7 @@ where
             return refusal(refused);
         }
         if replay.outcome.is_tombstone() {
-            let mut problem = config.problem(ProblemKind::ResponseNotKept);
-            if let Some(status) = replay.outcome.status() {
-                let member = "original_status".to_owned();
-                problem.extensions.insert(member, status.as_u16().into());
-            }
+            let problem = not_kept(config, replay.outcome.status());
             return self.refuse(problem, Answered::NotKept);
         }
         telemetry::answered(Answered::Replayed, self.guarded.engine.store_name);
@@ -446,20 +442,35 @@ where
     };
     let closing = match end {
         End::Whole => complete(keep(config, &parts, &held.frames, held.trailers.as_deref())),
-        End::TooLong | End::OverLimit(_) => complete(Outcome::tombstone(parts.status)),
+        End::Lied | End::OverLimit(_) => complete(Outcome::tombstone(parts.status)),
         End::Broken(_) => Closing::Abandon,
     };
     let settled = attempt.close(closing).await;
     let (rest, error) = match end {
-        End::Whole | End::TooLong => (None, None),
+        End::Whole => (None, None),
         End::OverLimit(rest) => (Some(rest), None),
         End::Broken(error) => (None, Some(error)),
+        End::Lied => {
+            let problem = not_kept(config, Some(parts.status));
+            let (parts, bytes) = config.refuse(problem).into_parts();
+            return answer(config, settled, parts, ResponseBody::full(bytes, None));
+        }
     };
     if let (None, None) = (&rest, &error) {
         correct_length(&mut parts.headers, declared, held.frames.len());
     }
     let body = ResponseBody::held(held.frames, held.trailers, rest, error);
     answer(config, settled, parts, body)
+}
+
+/// Says that it is done, and with which status.
+fn not_kept(config: &Config, status: Option<StatusCode>) -> Problem {
+    let mut problem = config.problem(ProblemKind::ResponseNotKept);
+    if let Some(status) = status {
+        let member = "original_status".to_owned();
+        problem.extensions.insert(member, status.as_u16().into());
+    }
+    problem
 }
 
 /// A handler may declare another length than it produced. The whole body is known now, and it is
@@ -502,9 +513,10 @@ struct HeldBody<R: Body> {
 
 enum End<R: Body> {
     Whole,
-    /// Longer than it may be, and longer than it said; it was read to its end.
-    TooLong,
     OverLimit(Pin<Box<R>>),
+    /// Longer than the limit although its size hint promised less. What is left of it is lost: see
+    /// `hold`.
+    Lied,
     Broken(R::Error),
 }
 
@@ -518,12 +530,13 @@ async fn hold<R: Body<Data = Bytes>>(body: R, limit: usize) -> HeldBody<R> {
         .upper()
         .is_some_and(|upper| upper <= limit as u64)
     {
-        // Short by its own word, it never has to move on into the response; if it is longer after
-        // all, it is read to its end all the same.
-        match held.read(pin!(body), usize::MAX).await {
+        // Short by its own word, it never has to move on into the response, and the usual answer is
+        // spared a box. One that breaks its word cannot move any more and is not read further: its
+        // client gets what a retry would get, and no answer that looks whole and is not.
+        match held.read(pin!(body), limit).await {
             Read::Broken(error) => End::Broken(error),
-            Read::Whole | Read::OverLimit if held.frames.len() > limit => End::TooLong,
-            Read::Whole | Read::OverLimit => End::Whole,
+            Read::Whole => End::Whole,
+            Read::OverLimit => End::Lied,
         }
     } else {
         // Boxed, because what is left at the limit has to move on into the response.

@@ -199,6 +199,9 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
 
     /// The largest response body in bytes that is kept, inclusive; of a larger one a tombstone is
     /// kept, and it passes to the first client. Default 1 MiB.
+    ///
+    /// A body that exceeds it although its own size hint promised less is a fault of the handler: the
+    /// first client gets `response_not_kept`, as retries do, and no more of the body is read.
     pub fn response_limit(mut self, bytes: usize) -> Self {
         self.config.response_limit = bytes;
         self

@@ -3,14 +3,18 @@
 //! (a) Its status releases the key: it passes. (b) It is known not to be keepable: a tombstone is
 //! recorded and it passes. (c) It is held to its end, recorded, and then answered.
 
+use std::convert::Infallible;
 use std::error::Error as _;
-use std::sync::Mutex;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 
 use axum::body::Body;
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode};
-use http_body::{Body as _, Frame};
+use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, StreamBody};
 use tower::{Layer, ServiceExt};
 use tower_idempotency::{
@@ -211,6 +215,66 @@ async fn beyond_the_limit_the_rest_passes_as_it_is_produced() {
     assert_eq!(next_text(&mut body).await.unwrap(), "later");
     feed.send(broken()).unwrap();
     assert!(body.frame().await.unwrap().is_err());
+}
+
+/// A body that is longer than it says, or has no end at all.
+struct Longer {
+    says: u64,
+    frames: usize,
+    read: Arc<AtomicUsize>,
+}
+
+impl http_body::Body for Longer {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let read = self.read.fetch_add(1, Ordering::Relaxed);
+        let frame = Frame::data(Bytes::from_static(b"more"));
+        Poll::Ready((read < self.frames).then_some(Ok(frame)))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.says)
+    }
+}
+
+#[tokio::test]
+async fn a_body_without_end_that_says_it_is_short_is_read_no_further_than_the_limit() {
+    let read = Arc::new(AtomicUsize::new(0));
+    let endless = Longer {
+        says: 4,
+        frames: usize::MAX,
+        read: Arc::clone(&read),
+    };
+    let response = (StatusCode::CREATED, Body::new(endless));
+    let app = app_that_answers(|s| s.response_limit(10), response);
+    // No answer that looks whole: what a retry gets, too.
+    for _ in ["first", "retry"] {
+        let answer = app.send(pay("k")).await;
+        answer.assert_problem(ProblemKind::ResponseNotKept);
+        assert_eq!(answer.json()["original_status"], 201);
+    }
+    assert!(is_tombstone(&app).await);
+    assert_eq!(read.load(Ordering::Relaxed), 3, "frames of four bytes");
+    assert_eq!(app.runs(), 1);
+}
+
+#[tokio::test]
+async fn a_body_within_the_limit_that_is_longer_than_it_says_is_kept_whole() {
+    let longer = Longer {
+        says: 4,
+        frames: 2,
+        read: Arc::default(),
+    };
+    let response = ([("content-length", "4")], Body::new(longer));
+    let app = app_that_answers(|s| s.response_limit(10), response);
+    let first = app.send(pay("k")).await;
+    assert_eq!(first.text(), "moremore");
+    app.send(pay("k")).await.assert_replays(&first);
 }
 
 #[tokio::test]
