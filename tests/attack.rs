@@ -1,7 +1,5 @@
 //! Attacks that once worked, or might have: one test each.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 #[path = "support/app.rs"]
 mod app;
 

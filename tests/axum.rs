@@ -1,6 +1,4 @@
 //! Inside axum: extractors, nested routers, and the layer among axum's own.
-#![cfg(feature = "axum")]
-
 #[path = "support/app.rs"]
 mod app;
 

@@ -3,7 +3,6 @@
 //! One test, because the allocator counts for the whole process. `cargo test --test cost_memory --
 //! --nocapture` prints the figures.
 
-#![cfg(feature = "memory")]
 #![allow(unsafe_code, reason = "the trait of an allocator is unsafe")]
 
 use std::alloc::{GlobalAlloc, Layout, System};

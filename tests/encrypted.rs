@@ -1,8 +1,6 @@
 //! What an encrypting store leaves in the store inside, and what it makes of a store that was
 //! tampered with.
 
-#![cfg(all(feature = "encrypt", feature = "memory", feature = "testing"))]
-
 #[path = "support/app.rs"]
 mod app;
 

@@ -1,7 +1,5 @@
 //! Clients that leave at any point leave nothing behind: no task, no claim, no count, no engine.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 #[path = "support/engine.rs"]
 mod engine;
 #[path = "support/odd.rs"]

@@ -1,7 +1,5 @@
 //! What a client is told while the store is away, slow, damaged or emptied.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 #[path = "support/engine.rs"]
 mod engine;
 #[path = "support/odd.rs"]

@@ -1,7 +1,5 @@
 //! What the store on PostgreSQL does when the server, or the way to it, fails.
 
-#![cfg(all(feature = "postgres", feature = "testing"))]
-
 #[path = "support/claims.rs"]
 mod claims;
 #[path = "support/postgres.rs"]

@@ -1,8 +1,6 @@
 //! What becomes of claims on PostgreSQL when others are quicker: other transactions, other processes,
 //! and records that vanish.
 
-#![cfg(all(feature = "postgres", feature = "testing"))]
-
 #[path = "support/claims.rs"]
 mod claims;
 #[path = "support/postgres.rs"]

@@ -1,8 +1,6 @@
 //! The tables on PostgreSQL, as an operator sees them and as a team makes them that runs its own
 //! migrations.
 
-#![cfg(all(feature = "postgres", feature = "testing"))]
-
 #[path = "support/claims.rs"]
 mod claims;
 #[path = "support/postgres.rs"]

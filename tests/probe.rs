@@ -1,8 +1,6 @@
 //! A probe passes on stores that work, names the step at which others do not, and leaves nothing
 //! behind.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,8 +1,6 @@
 //! Random histories of a few keys: the in-process store against a model, and against the promises of
 //! the protocol, which know nothing of the model.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
 //! Jobs: work that is done once per key, whoever asks for it and whatever goes wrong.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 #[path = "support/engine.rs"]
 mod engine;
 #[path = "support/odd.rs"]

@@ -5,7 +5,7 @@
 //!
 //! `SFV_TESTS_DIR=path/to/structured-field-tests cargo test --test sfv_vectors -- --ignored --nocapture`
 
-#![cfg(all(feature = "memory", unix))]
+#![cfg(unix)]
 #![allow(dead_code, reason = "the support modules are those of tests/wire.rs")]
 
 #[path = "support/example.rs"]

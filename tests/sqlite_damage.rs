@@ -1,7 +1,5 @@
 //! Damaged records: told as such, never replayed, never run again, never lost.
 
-#![cfg(all(feature = "sqlite-system", feature = "testing"))]
-
 #[path = "support/sqlite.rs"]
 mod support;
 

@@ -2,8 +2,6 @@
 //!
 //! The children are this test binary again, told by the environment what to do.
 
-#![cfg(all(feature = "sqlite-system", feature = "testing"))]
-
 #[path = "support/sqlite.rs"]
 mod support;
 

@@ -1,7 +1,5 @@
 //! Files of earlier releases: what they kept is still there.
 
-#![cfg(all(feature = "sqlite-system", feature = "testing"))]
-
 #[path = "support/sqlite.rs"]
 mod support;
 

@@ -1,7 +1,5 @@
 //! The in-process store keeps the store contract.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 use std::time::Duration;
 
 use tower_idempotency::testing::Harness;

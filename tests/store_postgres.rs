@@ -1,8 +1,6 @@
 //! The store on PostgreSQL keeps the store contract: whatever the default isolation level, with and
 //! without prepared statements, behind a pooler, and behind an `Arc`.
 
-#![cfg(all(feature = "postgres", feature = "testing"))]
-
 #[path = "support/postgres.rs"]
 mod postgres;
 

@@ -1,7 +1,5 @@
 //! The Redis store keeps the store contract, on one server and on a cluster.
 
-#![cfg(all(feature = "redis", feature = "testing"))]
-
 #[path = "support/redis.rs"]
 mod support;
 

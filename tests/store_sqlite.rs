@@ -1,7 +1,5 @@
 //! The SQLite store keeps the store contract.
 
-#![cfg(all(feature = "sqlite-system", feature = "testing"))]
-
 #[path = "support/sqlite.rs"]
 mod support;
 

@@ -1,7 +1,5 @@
 //! Whatever is put round a store keeps the store contract.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 #[cfg(all(feature = "encrypt", feature = "postgres"))]
 #[path = "support/postgres.rs"]
 mod postgres;

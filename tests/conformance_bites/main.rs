@@ -1,8 +1,6 @@
 //! The conformance list finds what it is for: every rule fails for a store that breaks it, and each
 //! mistake is found by the rule that names it.
 
-#![cfg(feature = "testing")]
-
 mod naive;
 
 use std::collections::BTreeSet;

@@ -1,7 +1,5 @@
 //! The engine over a store that fails on demand, on a clock that stands still.
 
-#![cfg(all(feature = "memory", feature = "testing"))]
-
 #[path = "../support/engine.rs"]
 mod engine;
 #[cfg(feature = "tracing")]
