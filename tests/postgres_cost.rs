@@ -1,8 +1,6 @@
 //! What the moves cost on PostgreSQL, in things that can be counted: bytes of write-ahead log,
 //! transactions, index entries, scans.
 
-#![cfg(all(feature = "postgres", feature = "testing"))]
-
 #[path = "support/claims.rs"]
 mod claims;
 #[path = "support/postgres.rs"]
@@ -10,8 +8,6 @@ mod postgres;
 #[path = "support/proxy.rs"]
 mod proxy;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use claims::{acquire, existing, finish, key, request, rerun};
@@ -148,14 +144,14 @@ async fn a_completion_touches_no_index() {
 async fn a_purge_searches_the_index_whether_anything_is_expired_or_not() {
     for analyzed in [false, true] {
         let fresh = Fresh::store().await;
-        insert(&fresh, 50_000, "1 day").await;
+        fresh.insert_completed(50_000, "1 day").await;
         if analyzed {
             let analyze = format!("ANALYZE {}", fresh.table());
             fresh.raw.batch_execute(&analyze).await.unwrap();
         }
         let purged = fresh.store.purge(1_000).await.unwrap();
         assert_eq!(purged.removed, 0);
-        insert(&fresh, 5_000, "-1 day").await;
+        fresh.insert_completed(5_000, "-1 day").await;
         let purged = fresh.store.purge(2_500).await.unwrap();
         assert_eq!(purged.removed, 2_500);
         let Fresh {
@@ -178,71 +174,10 @@ async fn a_purge_searches_the_index_whether_anything_is_expired_or_not() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backlog_is_purged_in_batches_while_claims_go_on() {
-    let fresh = Fresh::store().await;
-    insert(&fresh, 200_000, "-1 day").await;
-    let live = acquire(&fresh.store, &request("live")).await;
-    // Its retention is over, its lease is not.
-    let outlived = format!(
-        "UPDATE {} SET expires_at = now() WHERE key = 'live'",
-        fresh.table()
-    );
-    fresh.raw.batch_execute(&outlived).await.unwrap();
-
-    let purging = Arc::new(AtomicBool::new(true));
-    let claiming: Vec<_> = (0..4)
-        .map(|worker| {
-            let (store, purging) = (fresh.store.clone(), Arc::clone(&purging));
-            tokio::spawn(async move {
-                let mut claimed = 0;
-                while purging.load(Ordering::Relaxed) {
-                    let claim = acquire(&store, &request(&format!("{worker}-{claimed}"))).await;
-                    finish(&store, &claim, &Outcome::value(b"paid")).await;
-                    claimed += 1;
-                }
-                claimed
-            })
-        })
-        .collect();
-    // Two of them, as two instances would.
-    let purge = async || {
-        let mut removed = 0;
-        loop {
-            let purged = fresh.store.purge(10_000).await.unwrap();
-            assert!(purged.removed <= 10_000);
-            assert_eq!(purged.unresolved, 0);
-            removed += purged.removed;
-            if purged.removed == 0 {
-                return removed;
-            }
-        }
-    };
-    let (one, two) = tokio::join!(purge(), purge());
-    purging.store(false, Ordering::Relaxed);
-    let mut claimed = 0;
-    for claiming in claiming {
-        claimed += claiming.await.unwrap();
-    }
-    assert_eq!(one + two, 200_000);
-    let left: i64 = {
-        let count = format!("SELECT count(*) FROM {}", fresh.table());
-        fresh.raw.query_one(&count, &[]).await.unwrap().get(0)
-    };
-    assert_eq!(left, claimed + 1);
-    assert!(claimed > 10, "nothing went on");
-    let renewed = fresh
-        .store
-        .renew(&live, Duration::from_secs(60))
-        .await
-        .unwrap();
-    assert_eq!(renewed, Fenced::Applied);
-}
-
 #[tokio::test]
 async fn a_walk_through_a_large_table_goes_in_pages_that_end() {
     let fresh = Fresh::store().await;
-    insert(&fresh, 35_000, "1 day").await;
+    fresh.insert_completed(35_000, "1 day").await;
     for n in 0..3 {
         let claim = acquire(&fresh.store, &request(&n.to_string())).await;
         fresh.age(claim.key(), Duration::from_secs(3600)).await;
@@ -272,17 +207,4 @@ async fn written_so_far(raw: &Client) -> (i64, i64) {
         .await
         .unwrap();
     (row.get(0), row.get(1))
-}
-
-/// Rows as they are once completed, by the thousand, that expire so much from now.
-async fn insert(fresh: &Fresh, rows: u32, expires: &str) {
-    let insert = format!(
-        "INSERT INTO {} (id, namespace, scope, key, state, status, attempt, created_at, lease_until, \
-         completed_at, expires_at, retention, fingerprint, owner, claim_sum, outcome, outcome_sum) \
-         SELECT sha256(('{expires}' || n)::bytea), 'old', '', n::text, 'completed', 200, 1, now(), \
-         now(), now(), now() + interval '{expires}', '1 day', sha256('f'), 'owner', 0, \
-         decode(repeat('ab', 260), 'hex'), 0 FROM generate_series(1, {rows}) n",
-        fresh.table()
-    );
-    fresh.raw.batch_execute(&insert).await.unwrap();
 }

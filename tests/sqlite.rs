@@ -1,7 +1,5 @@
 //! What the SQLite store promises beyond the store contract: durability, patience, typed errors.
 
-#![cfg(all(feature = "sqlite-system", feature = "testing"))]
-
 #[path = "support/patience.rs"]
 mod patience;
 #[path = "support/sqlite.rs"]
@@ -370,83 +368,6 @@ mod locks {
         lock.execute_batch("COMMIT").unwrap();
         for renewed in join_all(waiting).await {
             assert_eq!(renewed.unwrap(), Fenced::Applied);
-        }
-    }
-}
-
-mod purging {
-    use super::*;
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_hundred_thousand_expired_records_are_purged_while_claims_go_on() {
-        purge_beside_claims(100_000).await;
-    }
-
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    #[ignore = "cargo test --release --features sqlite,testing --test sqlite -- --ignored a_million"]
-    async fn a_million_expired_records_are_purged_while_claims_go_on() {
-        purge_beside_claims(1_000_000).await;
-    }
-
-    async fn purge_beside_claims(expired: usize) {
-        let folder = Folder::new();
-        let store = open(&folder);
-        fill(&store, expired).await;
-        let purging = Arc::new(AtomicBool::new(true));
-        let claiming = tokio::spawn({
-            let (store, purging) = (store.clone(), Arc::clone(&purging));
-            async move {
-                let mut claims = 0;
-                while purging.load(Ordering::Relaxed) {
-                    finish(&store, &format!("live-{claims}")).await;
-                    claims += 1;
-                }
-                claims
-            }
-        });
-        let before = store.commits();
-        let mut total = Purged::default();
-        loop {
-            let purged = store.purge(50_000).await.unwrap();
-            if purged.removed == 0 {
-                break;
-            }
-            total.removed += purged.removed;
-            total.unresolved += purged.unresolved;
-        }
-        purging.store(false, Ordering::Relaxed);
-        let claims = claiming.await.unwrap();
-        assert_eq!(total.removed, expired);
-        assert_eq!(total.unresolved, expired);
-        // A purge that did it in a few steps would have let a few claims between them.
-        assert!(claims >= 20, "{claims} claims beside the purge");
-        assert!(store.commits() - before >= 20);
-        for n in 0..claims {
-            existing(&store, &request(&format!("live-{n}"))).await;
-        }
-    }
-
-    /// So many records whose lease and retention are over.
-    async fn fill(store: &SqliteStore, records: usize) {
-        let left = Arc::new(std::sync::Mutex::new(0..records));
-        let filling: Vec<_> = (0..256)
-            .map(|_| {
-                let (store, left) = (store.clone(), Arc::clone(&left));
-                tokio::spawn(async move {
-                    loop {
-                        let Some(n) = left.lock().unwrap().next() else {
-                            return;
-                        };
-                        let mut request = request(&format!("expired-{n}"));
-                        request.lease = Duration::from_micros(1);
-                        request.retention = Duration::from_micros(1);
-                        let _ = acquire(&store, &request).await;
-                    }
-                })
-            })
-            .collect();
-        for filled in filling {
-            filled.await.unwrap();
         }
     }
 }

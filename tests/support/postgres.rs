@@ -445,6 +445,20 @@ impl<S> Fresh<S> {
     pub fn table(&self) -> String {
         format!("{}.idempotency_keys", self.schema)
     }
+
+    /// So many rows as they are once completed, which expire so much from now.
+    pub async fn insert_completed(&self, rows: usize, expires: &str) {
+        let insert = format!(
+            "INSERT INTO {} (id, namespace, scope, key, state, status, attempt, created_at, \
+             lease_until, completed_at, expires_at, retention, fingerprint, owner, claim_sum, \
+             outcome, outcome_sum) SELECT sha256(('{expires}' || n)::bytea), 'old', '', n::text, \
+             'completed', 200, 1, now(), now(), now(), now() + interval '{expires}', '1 day', \
+             sha256('f'), 'owner', 0, decode(repeat('ab', 260), 'hex'), 0 \
+             FROM generate_series(1, {rows}) n",
+            self.table()
+        );
+        self.raw.batch_execute(&insert).await.unwrap();
+    }
 }
 
 impl Leftovers {
