@@ -1,10 +1,13 @@
 //! Black box over raw sockets: what a client sees of the puppet, byte for byte, over HTTP/1.1 and
 //! HTTP/2.
 //!
-//! Each test starts puppets of its own. None waits for a time to pass: handlers that must still run
-//! take an hour, and whatever must have happened is asked for at `/count/{name}`.
+//! Each test starts puppets of its own, which keep their records in memory; `stores` runs some of the
+//! tests on each durable store, and `restart` those that only such a store can pass.
+//!
+//! None waits for a time to pass: handlers that must still run take an hour, and whatever must have
+//! happened is asked for at `/count/{name}`.
 
-#![cfg(all(feature = "memory", unix))]
+#![cfg(unix)]
 
 #[path = "support/example.rs"]
 mod example;
@@ -16,10 +19,26 @@ mod h2;
 mod message;
 #[path = "support/patience.rs"]
 mod patience;
+#[cfg(any(
+    feature = "sqlite-system",
+    all(feature = "postgres", feature = "testing"),
+    feature = "redis"
+))]
+#[path = "support/place.rs"]
+mod place;
+#[cfg(all(feature = "postgres", feature = "testing"))]
+#[path = "support/postgres.rs"]
+mod postgres;
 #[path = "support/puppet.rs"]
 mod puppet;
 #[path = "support/raw_h2.rs"]
 mod raw_h2;
+#[cfg(feature = "redis")]
+#[path = "support/redis.rs"]
+mod redis_server;
+#[cfg(feature = "sqlite-system")]
+#[path = "support/sqlite.rs"]
+mod sqlite;
 
 #[path = "wire/connection.rs"]
 mod connection;
@@ -43,3 +62,17 @@ mod outcome;
 mod process;
 #[path = "wire/replay.rs"]
 mod replay;
+#[cfg(any(
+    feature = "sqlite-system",
+    all(feature = "postgres", feature = "testing"),
+    feature = "redis"
+))]
+#[path = "wire/restart.rs"]
+mod restart;
+#[cfg(any(
+    feature = "sqlite-system",
+    all(feature = "postgres", feature = "testing"),
+    feature = "redis"
+))]
+#[path = "wire/stores.rs"]
+mod stores;

@@ -1,5 +1,6 @@
 //! Starts the example `puppet` as a process of its own, and watches it.
 
+use std::cell::RefCell;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -184,8 +185,34 @@ pub fn run(flags: &[&str]) -> Output {
 
 fn command(flags: &[&str]) -> Command {
     let mut command = Command::new(binary());
+    // The last one counts, so that a test's own flags go before.
+    FLAGS.with_borrow(|more| command.args(more));
     command.args(flags).stdin(Stdio::null());
     command
+}
+
+thread_local! {
+    static FLAGS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs a test whose puppets all get these flags too. It has to start them on this thread.
+#[allow(dead_code, reason = "only where there are durable stores")]
+pub fn with_flags(flags: &[String], test: impl FnOnce()) {
+    FLAGS.set(flags.to_vec());
+    test();
+    FLAGS.take();
+}
+
+/// Waits for something, within a runtime or without.
+#[allow(dead_code, reason = "only where there are durable stores")]
+pub fn wait(what: impl Future<Output = ()> + Send) {
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+            runtime.block_on(what);
+        });
+        waiting.join().expect("what is waited for ends");
+    });
 }
 
 fn binary() -> &'static Path {

@@ -124,7 +124,7 @@ async fn a_client_that_leaves_within_the_body_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_handler_whose_client_left_reaches_its_end_once_and_the_retry_gets_its_answer() {
+pub async fn a_handler_whose_client_left_reaches_its_end_once_and_the_retry_gets_its_answer() {
     let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
     for how in LEAVING {
         // A handler that was too fast proves nothing, so it gets slower until it is seen to run
@@ -183,7 +183,7 @@ async fn a_request_that_is_cut_off_at_any_byte_runs_once_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_at_any_moment_finds_one_run() {
+pub async fn a_client_that_leaves_at_any_moment_finds_one_run() {
     let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
     for how in LEAVING {
         for moment in 0..40 {
@@ -205,7 +205,7 @@ async fn a_client_that_leaves_at_any_moment_finds_one_run() {
 }
 
 #[tokio::test]
-async fn an_answer_that_nobody_read_is_there_for_the_retry() {
+pub async fn an_answer_that_nobody_read_is_there_for_the_retry() {
     let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
     for how in LEAVING {
         let name = format!("{how:?}");

@@ -4,7 +4,7 @@ use crate::message::Request;
 use crate::puppet::{Puppet, WIRES, Wire, ran};
 
 #[tokio::test]
-async fn each_part_of_a_request_is_part_of_its_identity() {
+pub async fn each_part_of_a_request_is_part_of_its_identity() {
     let puppet = Puppet::start(&[]);
     for wire in WIRES {
         let name = format!("{wire:?}");

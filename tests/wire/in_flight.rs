@@ -14,7 +14,7 @@ async fn start(puppet: &Puppet, name: &str, request: &Request) -> H1 {
 }
 
 #[tokio::test]
-async fn a_retry_of_a_request_that_runs_is_told_when_to_come_back() {
+pub async fn a_retry_of_a_request_that_runs_is_told_when_to_come_back() {
     let puppet = Puppet::start(&[]);
     for wire in WIRES {
         let name = format!("{wire:?}");
@@ -43,7 +43,7 @@ async fn a_retry_of_a_request_that_runs_is_told_when_to_come_back() {
 }
 
 #[tokio::test]
-async fn where_retries_wait_they_get_the_first_answer() {
+pub async fn where_retries_wait_they_get_the_first_answer() {
     let puppet = Puppet::start(&["--in-flight", "wait:60000"]);
     for wire in WIRES {
         let name = format!("{wire:?}");

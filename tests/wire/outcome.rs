@@ -5,7 +5,7 @@ use crate::patience::patient;
 use crate::puppet::{Count, Puppet, WIRES, ran};
 
 #[tokio::test]
-async fn a_handler_that_panics_closes_the_connection_and_is_never_run_again() {
+pub async fn a_handler_that_panics_closes_the_connection_and_is_never_run_again() {
     let puppet = Puppet::start(&[]);
     for wire in WIRES {
         for (when, finished) in [("before", 0), ("after", 1)] {

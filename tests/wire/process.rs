@@ -171,7 +171,7 @@ async fn sigterm_lets_a_request_have_its_answer() {
 }
 
 #[tokio::test]
-async fn sigterm_lets_a_handler_whose_client_left_reach_its_end() {
+pub async fn sigterm_lets_a_handler_whose_client_left_reach_its_end() {
     let puppet = Puppet::start(&[]);
     let slow = Request::post("slow")
         .key("slow")

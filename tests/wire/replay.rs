@@ -37,7 +37,7 @@ async fn replays(puppet: &Puppet, name: &str, request: &Request, left_out: &[&st
 }
 
 #[tokio::test]
-async fn status_headers_in_their_order_and_bytes_are_given_again() {
+pub async fn status_headers_in_their_order_and_bytes_are_given_again() {
     let puppet = Puppet::start(&[]);
     // Compressed, so that a body that is taken for text is noticed.
     let bytes: Vec<u8> = (0..=255).rev().chain(0..=255).collect();
@@ -200,7 +200,7 @@ async fn a_body_that_the_status_forbids_is_not_given_again() {
 }
 
 #[tokio::test]
-async fn trailers_are_announced_and_given_again() {
+pub async fn trailers_are_announced_and_given_again() {
     let puppet = Puppet::start(&[]);
     let contents = [
         ("text", ("x-puppet-body", "hello")),
@@ -269,7 +269,7 @@ async fn a_streamed_answer_under_the_limit_is_given_again_whole() {
 }
 
 #[tokio::test]
-async fn the_handlers_own_refusals_are_results_and_say_when_they_were_given() {
+pub async fn the_handlers_own_refusals_are_results_and_say_when_they_were_given() {
     let puppet = Puppet::start(&[]);
     for status in ["303", "400", "402", "404", "409", "410", "412", "422"] {
         let request = Request::post("")
@@ -281,7 +281,7 @@ async fn the_handlers_own_refusals_are_results_and_say_when_they_were_given() {
 }
 
 #[tokio::test]
-async fn a_large_answer_is_given_again_over_both_versions() {
+pub async fn a_large_answer_is_given_again_over_both_versions() {
     let puppet = Puppet::start(&[]);
     // The default limit, to the byte; over HTTP/2 it needs many frames and several windows.
     let request = Request::post("").header("x-puppet-body-size", (1024 * 1024).to_string());
