@@ -7,7 +7,6 @@ mod support;
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -18,8 +17,8 @@ use rusqlite::Connection;
 use tokio::sync::Barrier;
 use tower_idempotency::{
     Claim, ClaimRequest, Claimed, Completion, Fenced, Fingerprint, IdempotencyKey, OnAbandoned,
-    Outcome, Owner, Purged, Record, ScopedKey, SqliteOptions, SqliteStore, State, Store,
-    StoreError, StoreErrorKind,
+    Outcome, Owner, Record, ScopedKey, SqliteOptions, SqliteStore, State, Store, StoreError,
+    StoreErrorKind,
 };
 
 use self::patience::patient;
