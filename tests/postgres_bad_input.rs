@@ -1,7 +1,5 @@
 //! What the store on PostgreSQL says to URLs, servers, tables and rows that are not as they should be.
 
-#![cfg(all(feature = "postgres", feature = "testing"))]
-
 #[path = "support/claims.rs"]
 mod claims;
 #[path = "support/postgres.rs"]
@@ -472,6 +470,86 @@ async fn no_changed_byte_of_a_row_makes_another_answer() {
     }
     let shown = existing(&fresh.store, &request("completed")).await;
     assert_eq!(*outcome(&shown), kept);
+}
+
+/// No checksum covers the columns that only the server computes or a person reads.
+#[tokio::test]
+async fn no_change_of_a_column_without_a_checksum_frees_a_key_that_is_held_or_done() {
+    let fresh = Fresh::store().await;
+    let table = fresh.table();
+    for state in ["started", "completed"] {
+        let request = request(state);
+        let claim = acquire(&fresh.store, &request).await;
+        let noted = fresh.store.annotate(&claim, "charge 7").await.unwrap();
+        assert_eq!(noted, Fenced::Applied);
+        let data = "7".into();
+        let noted = fresh.store.checkpoint(&claim, "paid", &data).await.unwrap();
+        assert_eq!(noted, Fenced::Applied);
+        if state == "completed" {
+            finish(&fresh.store, &claim, &Outcome::value(b"paid")).await;
+        }
+    }
+    let mut changes: Vec<String> = (0..15)
+        .map(|bit| format!("format = format # (1 << {bit})::smallint"))
+        .collect();
+    for bit in 0..62 {
+        let by = format!("interval '{} microseconds'", 1_u64 << bit.min(58));
+        for time in ["created_at", "completed_at"] {
+            changes.push(format!("{time} = {time} - {by}"));
+        }
+        changes.push(format!("retention = retention + {by}"));
+    }
+    for bytes in 0..8 {
+        changes.push(format!(
+            "correlation = overlay(correlation placing '\\' from {bytes} + 1 for 1)"
+        ));
+        changes.push(format!("correlation = left(correlation, {bytes})"));
+    }
+    changes.extend(
+        [
+            "state = 'started'",
+            "state = 'completed'",
+            "state = 'done'",
+            "state = ''",
+            "status = 7",
+            "status = NULL",
+            "correlation = NULL",
+            "completed_at = NULL",
+            "checkpoint_names = NULL",
+            "checkpoint_names = '{}'",
+            "checkpoint_names = '{NULL}'",
+            "checkpoint_names = '{{a},{b}}'",
+            "checkpoint_data = NULL",
+            "checkpoint_data = '{NULL}'",
+            "checkpoint_data = '{}'",
+            "outcome = NULL",
+            "outcome_sum = NULL",
+        ]
+        .map(String::from),
+    );
+    let save = format!("CREATE TEMP TABLE saved AS SELECT * FROM {table}");
+    fresh.raw.batch_execute(&save).await.unwrap();
+    let mut tried = 0;
+    for change in changes {
+        // What the table's own types and checks refuse is nothing to test.
+        let change_all = format!("UPDATE {table} SET {change}");
+        if fresh.raw.batch_execute(&change_all).await.is_err() {
+            continue;
+        }
+        for state in ["started", "completed"] {
+            for asking in [request(state), claims::rerun(state)] {
+                match fresh.store.claim(&asking).await {
+                    Ok(tower_idempotency::Claimed::Existing(_)) => {}
+                    Ok(claimed) => panic!("{change} of the {state} one: {claimed:?}"),
+                    Err(error) => assert_eq!(error.kind(), Corrupt, "{change}: {error}"),
+                }
+            }
+        }
+        tried += 1;
+        let restore = format!("DELETE FROM {table}; INSERT INTO {table} SELECT * FROM saved");
+        fresh.raw.batch_execute(&restore).await.unwrap();
+    }
+    assert!(tried > 100, "only {tried} changes could be made");
 }
 
 #[tokio::test]

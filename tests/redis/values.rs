@@ -32,10 +32,10 @@ impl Place {
     }
 }
 
-/// A started record with notes, and the same one completed.
-async fn records(place: &mut Place) -> [(ClaimRequest, Vec<u8>); 2] {
+/// A started record with notes, and the same one completed, and released.
+async fn records(place: &mut Place) -> [(ClaimRequest, Vec<u8>); 3] {
     let mut records = Vec::new();
-    for name in ["started", "completed"] {
+    for name in ["started", "completed", "released"] {
         let request = request(name);
         let claim = acquire(&place.store, &request).await;
         let noted = place.store.annotate(&claim, "charge 7").await.unwrap();
@@ -46,6 +46,9 @@ async fn records(place: &mut Place) -> [(ClaimRequest, Vec<u8>); 2] {
         if name == "completed" {
             let completion = place.store.complete(&claim, &outcome(b"paid"), None).await;
             assert_eq!(completion.unwrap(), Completion::Recorded);
+        }
+        if name == "released" {
+            assert_eq!(place.store.release(&claim).await.unwrap(), Fenced::Applied);
         }
         let value = place.value(&request.key).await;
         records.push((request, value));
@@ -108,7 +111,7 @@ async fn a_value_that_was_cut_or_grew_is_corrupt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_record_disturbs_no_walk() {
     let mut place = Place::new().await;
-    let [(started, value), _] = records(&mut place).await;
+    let [(started, value), ..] = records(&mut place).await;
     let mut damaged = value.clone();
     damaged[100] ^= 1;
     place.put(&started.key, &damaged, 1_000_000).await;
@@ -171,7 +174,7 @@ async fn a_record_whose_time_to_live_was_taken_away_is_corrupt() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_newer_version_is_named_and_left_alone() {
     let mut place = Place::new().await;
-    let [(request, mut value), _] = records(&mut place).await;
+    let [(request, mut value), ..] = records(&mut place).await;
     (value[0], value[40]) = (2, 2);
     place.put(&request.key, &value, 1_000_000).await;
     let error = place.store.claim(&another(&request)).await.unwrap_err();
