@@ -199,6 +199,39 @@ async fn a_record_that_somebody_else_took_first_is_shown() {
     }
 }
 
+/// Owner and attempt are still those that the claim saw: what it saw of the times is not true any more.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_whose_owner_came_back_first_is_not_taken_from_it() {
+    for (state, hours) in [("stalled", 1), ("expired", 48)] {
+        for back in ["renewed", "completed"] {
+            let (proxy, fresh) = behind_a_proxy().await;
+            let direct = PostgresStore::options().schema(&fresh.schema);
+            let direct = direct.connect(shared().url()).await.unwrap();
+            let first = acquire(&direct, &request("key")).await;
+            fresh
+                .age(first.key(), Duration::from_secs(hours * 3600))
+                .await;
+            proxy.set(Mode::HoldReplies);
+            let claiming = tokio::spawn({
+                let store = fresh.store.clone();
+                async move { existing(&store, &rerun("key")).await }
+            });
+            proxy.holds_something().await;
+            if back == "renewed" {
+                let renewed = direct.renew(&first, Duration::from_secs(600)).await;
+                assert_eq!(renewed.unwrap(), Fenced::Applied);
+            } else {
+                finish(&direct, &first, &Outcome::value(b"paid")).await;
+            }
+            proxy.set(Mode::Pass);
+            let shown = claiming.await.unwrap();
+            assert_eq!(shown.owner, *first.owner(), "{state}, {back}");
+            assert_eq!(shown.attempt, 1, "{state}, {back}");
+            assert!(!shown.is_abandoned(), "{state}, {back}");
+        }
+    }
+}
+
 /// Every granted claim is on record, however often records come and go meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_claim_is_granted_without_a_record_while_somebody_deletes_all_the_time() {
