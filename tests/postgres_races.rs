@@ -17,7 +17,9 @@ use postgres::{Fresh, Server, database_with_isolation, raw, shared, unused_name,
 use proxy::{Mode, Proxy};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tower_idempotency::testing::Harness;
-use tower_idempotency::{Claimed, Completion, Fenced, Outcome, PostgresStore, State, Store};
+use tower_idempotency::{
+    Claimed, Completion, Fenced, Outcome, PostgresStore, Resolution, State, Store,
+};
 
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
 
@@ -229,6 +231,30 @@ async fn a_record_whose_owner_came_back_first_is_not_taken_from_it() {
             assert_eq!(shown.attempt, 1, "{state}, {back}");
             assert!(!shown.is_abandoned(), "{state}, {back}");
         }
+    }
+}
+
+#[tokio::test]
+async fn neither_resolution_crosses_a_lease_that_is_live_or_has_moved() {
+    let found = Resolution::Completed(Outcome::value(b"found"));
+    for resolution in [found, Resolution::Released] {
+        let fresh = Fresh::store().await;
+        let store = &fresh.store;
+        let claim = acquire(store, &request("key")).await;
+        let live = store.lookup(claim.key()).await.unwrap().unwrap();
+        let resolved = store.resolve(&live, &resolution).await.unwrap();
+        assert_eq!(resolved, Fenced::ClaimLost, "a live lease");
+        fresh.age(claim.key(), Duration::from_secs(3600)).await;
+        let seen = store.lookup(claim.key()).await.unwrap().unwrap();
+        // The owner comes back and goes again: there is another lease, which is over as well.
+        let renewed = store.renew(&claim, Duration::from_secs(600)).await;
+        assert_eq!(renewed.unwrap(), Fenced::Applied);
+        assert_eq!(store.abandon(&claim).await.unwrap(), Fenced::Applied);
+        let resolved = store.resolve(&seen, &resolution).await.unwrap();
+        assert_eq!(resolved, Fenced::ClaimLost, "a lease that has moved");
+        let seen = store.lookup(claim.key()).await.unwrap().unwrap();
+        let resolved = store.resolve(&seen, &resolution).await.unwrap();
+        assert_eq!(resolved, Fenced::Applied);
     }
 }
 
