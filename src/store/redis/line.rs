@@ -19,7 +19,7 @@ pub(super) struct Line {
 }
 
 pub(super) enum Source {
-    Server(Client),
+    Server(Box<Client>),
     Sentinels(Box<Mutex<SentinelClient>>),
 }
 

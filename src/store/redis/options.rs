@@ -222,7 +222,7 @@ impl RedisOptions {
             .set_connection_timeout(Some(connect))
             .set_response_timeout(Some(answer));
         let source = match address {
-            Address::Server(url) => Source::Server(Client::open(&**url).map_err(failed)?),
+            Address::Server(url) => Source::Server(Box::new(Client::open(&**url).map_err(failed)?)),
             Address::Sentinels {
                 sentinels,
                 name,
@@ -293,10 +293,5 @@ fn sentinels_of(
     let info = SentinelNodeConnectionInfo::default()
         .set_redis_connection_info(master.redis_settings().clone());
     let sentinels = sentinels.iter().map(|url| &**url).collect();
-    SentinelClient::build(
-        sentinels,
-        name.to_owned(),
-        Some(info),
-        SentinelServerType::Master,
-    )
+    SentinelClient::build(sentinels, name, Some(info), SentinelServerType::Master)
 }
