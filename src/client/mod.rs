@@ -7,7 +7,7 @@
 //! use http_body_util::Full;
 //! use hyper_util::client::legacy::Client;
 //! use hyper_util::rt::TokioExecutor;
-//! use tower::{Layer, ServiceExt};
+//! use tower::ServiceExt;
 //! use tower_idempotency::client::{
 //!     ClientError, ClientLayer, FileJournal, KeyJournal, OperationName, SetIdempotencyKeyLayer,
 //! };
@@ -18,7 +18,7 @@
 //! let journal = FileJournal::open("keys")?;
 //! let key = SetIdempotencyKeyLayer::new().journal(journal.clone());
 //! let http = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-//! let client = ClientLayer::new().key(key).layer(http);
+//! let client = ClientLayer::new().key(key).around(http);
 //!
 //! // For each payment, and again after a restart.
 //! let request = Request::post("http://pay.example/payments")
@@ -62,7 +62,7 @@
 //! ```
 //! use bytes::Bytes;
 //! use http::{Request, Response};
-//! use tower::{Layer, service_fn};
+//! use tower::service_fn;
 //! use tower_idempotency::client::ClientLayer;
 //!
 //! # fn main() -> Result<(), reqwest::Error> {
@@ -79,7 +79,7 @@
 //!         Ok::<_, reqwest::Error>(Response::<reqwest::Body>::from(answer))
 //!     }
 //! });
-//! let client = ClientLayer::new().layer(http); // takes `Request<Bytes>`, answers `Response<Bytes>`
+//! let client = ClientLayer::new().around(http); // takes `Request<Bytes>`, answers `Response<Bytes>`
 //! # let _ = client.clone();
 //! # Ok(()) }
 //! ```

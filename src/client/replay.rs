@@ -9,16 +9,15 @@ use http_body_util::{Empty, Full};
 /// [`Bytes`] or [`Full<Bytes>`](Full). The compiler says so, and not the first failure in production:
 ///
 /// ```compile_fail,E0277
-/// use bytes::Bytes;
 /// use http_body_util::StreamBody;
-/// use tower_idempotency::client::ReplayableBody;
+/// use hyper_util::{client::legacy::Client, rt::TokioExecutor};
+/// use tower_idempotency::client::ClientLayer;
 ///
-/// fn send_with_retries(body: impl ReplayableBody) {}
+/// type Chunk = Result<http_body::Frame<bytes::Bytes>, std::io::Error>;
+/// type Streamed = StreamBody<futures_util::stream::Empty<Chunk>>;
 ///
-/// send_with_retries(StreamBody::new(futures_util::stream::empty::<Result<
-///     http_body::Frame<Bytes>,
-///     std::io::Error,
-/// >>()));
+/// let http = Client::builder(TokioExecutor::new()).build_http::<Streamed>();
+/// let client = ClientLayer::new().around(http);
 /// ```
 #[diagnostic::on_unimplemented(
     message = "a request with the body `{Self}` cannot be sent a second time",

@@ -2,18 +2,21 @@
 
 use std::time::Duration;
 
+use http::Request;
 use tower::retry::Retry;
 use tower_layer::Layer;
+use tower_service::Service;
 
 use super::key::{SetIdempotencyKey, SetIdempotencyKeyLayer};
 use super::one_try::OneTry;
 use super::policy::RetryPolicy;
+use super::replay::ReplayableBody;
 
 /// Makes a client that retries safely of one that does not: [`SetIdempotencyKeyLayer`] around
 /// [`RetryPolicy`] around [`OneTry`].
 ///
 /// The client inside is any service from `Request<B>` to `Response<R>`, such as hyper-util's. `B` is a
-/// [`ReplayableBody`](super::ReplayableBody); the answer is a `Response<Bytes>`.
+/// [`ReplayableBody`]; the answer is a `Response<Bytes>`.
 #[derive(Clone, Debug, Default)]
 pub struct ClientLayer {
     key: SetIdempotencyKeyLayer,
@@ -29,6 +32,16 @@ impl ClientLayer {
     /// The defaults of the three parts.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// A client around this one. The same as [`Layer::layer`], and it refuses a body that cannot be
+    /// sent twice here, by its name, and not where the client is called.
+    pub fn around<S, B>(&self, client: S) -> RetryingClient<S>
+    where
+        S: Service<Request<B>>,
+        B: ReplayableBody,
+    {
+        self.layer(client)
     }
 
     /// How operations get their keys.

@@ -121,7 +121,7 @@ async fn a_refusal_of_a_resumed_key_says_nothing_of_the_earlier_call() {
     let layer = keyed(MemoryJournal::new());
     let script = Script::new([Step::Reset]);
     unknown(script.ask(&layer, order("order-17")).await, GaveUp::Retries);
-    script.then([status(401)]);
+    script.now([status(401)]);
     unknown(script.ask(&layer, order("order-17")).await, GaveUp::Answer);
     // For a new operation it is an answer.
     answered(script.ask(&layer, order("order-18")).await, 401);

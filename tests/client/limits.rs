@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_idempotency::client::{ClientLayer, GaveUp, RetryPolicy, SetIdempotencyKeyLayer};
+use tower::retry::RetryLayer;
+use tower::{Layer, Service, ServiceExt};
+use tower_idempotency::client::{ClientLayer, GaveUp, OneTry, RetryPolicy, SetIdempotencyKeyLayer};
 
 use crate::script::{Script, Step, answered, exact, pay, status, unknown, with};
 
@@ -102,17 +104,17 @@ async fn the_budget_is_of_one_host_and_answers_fill_it() {
     *other.uri_mut() = "http://other.example/payments".parse().unwrap();
     unknown(script.ask(&layer, other).await, GaveUp::Retries);
     // Five answers pay for one retry.
-    script.then([status(201)]);
+    script.now([status(201)]);
     for _ in 0..4 {
         answered(script.ask(&layer, pay()).await, 201);
     }
-    script.then([status(503)]);
+    script.now([status(503)]);
     unknown(script.ask(&layer, pay()).await, GaveUp::Budget);
-    script.then([status(201)]);
+    script.now([status(201)]);
     answered(script.ask(&layer, pay()).await, 201);
     // A retry that helps is given back, again and again.
     for _ in 0..10 {
-        script.then([status(503), status(201)]);
+        script.now([status(503), status(201)]);
         answered(script.ask(&layer, pay()).await, 201);
     }
 }
@@ -144,12 +146,15 @@ async fn calls_side_by_side_do_not_share_their_counts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_service_counts_each_call_from_its_own_begin() {
-    use tower::{Layer, Service, ServiceExt};
+async fn a_policy_that_stands_alone_counts_each_call_from_its_own_begin() {
     let script = Script::new([status(503)]);
-    let mut service = with(exact().deadline(Duration::from_secs(20))).layer(script.clone());
+    let policy = exact().deadline(Duration::from_secs(20));
+    let mut service = RetryLayer::new(policy).layer(OneTry::new(script.clone()));
     for _ in 0..3 {
-        let call = service.ready().await.unwrap().call(pay());
+        let mut request = pay();
+        let key = "order-1".parse().unwrap();
+        request.headers_mut().insert("idempotency-key", key);
+        let call = service.ready().await.unwrap().call(request);
         assert_eq!(unknown(call.await, GaveUp::Retries).tries(), 6);
         sleep(Duration::from_secs(60)).await;
     }

@@ -96,7 +96,7 @@ impl Script {
     }
 
     /// From here on other steps.
-    pub fn then(&self, steps: impl IntoIterator<Item = Step>) {
+    pub fn now(&self, steps: impl IntoIterator<Item = Step>) {
         let mut state = self.state.lock().unwrap();
         state.steps = steps.into_iter().collect();
     }

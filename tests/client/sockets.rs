@@ -14,7 +14,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{ServiceExt, service_fn};
 use tower_idempotency::client::{ClientError, ClientLayer, GaveUp, RetryPolicy};
 use tower_idempotency::{IdempotencyKey, IdempotencyLayer, MemoryStore, ProblemKind};
 
@@ -78,7 +78,7 @@ async fn send(
     let http = Client::builder(TokioExecutor::new())
         .pool_max_idle_per_host(0)
         .build_http::<Full<Bytes>>();
-    layer.layer(http).oneshot(request).await
+    layer.around(http).oneshot(request).await
 }
 
 async fn pays_once(plan: &'static [Luck], replayed: bool) {
@@ -177,7 +177,7 @@ async fn reqwest_pays_once_over_a_connection_that_breaks() {
             Ok::<_, reqwest::Error>(Response::<reqwest::Body>::from(answer))
         }
     });
-    let client = ClientLayer::new().retry(quick()).layer(http);
+    let client = ClientLayer::new().retry(quick()).around(http);
     let request = pay(addr).map(|_| Bytes::from("10 EUR"));
     let answer = answered(client.oneshot(request).await, 201);
     assert_eq!(answer.body(), "payment 1 of 10 EUR");
