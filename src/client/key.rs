@@ -81,7 +81,7 @@ impl SetIdempotencyKeyLayer {
 
     /// For how long after its first use a key is sent, 24 h by default. Not longer than the server
     /// keeps its records (its published policy says how long): after that a retry would be a new
-    /// operation.
+    /// operation. Counted from when the [journal](Self::journal) saved it, or else from this call.
     #[must_use]
     pub fn lifetime(mut self, lifetime: Duration) -> Self {
         Arc::make_mut(&mut self.settings).lifetime = lifetime;
