@@ -15,7 +15,7 @@ use crate::key::IdempotencyKey;
 /// Keys in a folder of their own, for programs without a database.
 ///
 /// A key is on the disk before it is sent, whole or not at all; several processes may share the
-/// folder. The names of operations are hashed into file names, and a file holds the time and the key,
+/// folder, on a file system that has hard links. The names of operations are hashed into file names, and a file holds the time and the key,
 /// readable only by its owner where the system knows owners. Whoever can read a key can ask for the
 /// operation's answer if they can also pass for its caller.
 ///
