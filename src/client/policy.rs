@@ -32,7 +32,7 @@ use crate::key::{IdempotencyKey, KeySyntax};
 /// | `missing_key`, `invalid_key`, `body_too_large`, `key_reused`, `scope_unavailable` | a refusal |
 /// | `Idempotency-Replayed: true` or `Idempotent-Replayed: true` | the answer, whatever the status |
 /// | 408, 425, 429, 500, 502, 503, 504 | retry; if it says `Idempotency-Unprotected: true`, [`ClientError::OutcomeUnknown`] |
-/// | 401, 403, 407, 409, 413, 421, 431, 501, 505 | a refusal |
+/// | 301, 302, 307, 308, 401, 403, 404, 405, 407, 409, 413, 421, 431, 501, 505 | a refusal |
 /// | 506 to 599 | [`ClientError::OutcomeUnknown`] |
 /// | every other status | the answer |
 ///

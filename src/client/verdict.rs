@@ -138,8 +138,11 @@ fn of_status(status: StatusCode) -> Verdict {
     match status.as_u16() {
         425 | 429 => Verdict::Retry(Trace::Nothing),
         408 | 500 | 502 | 503 | 504 => Verdict::Retry(Trace::MaybeDone),
-        // 409 without a code is the application's, or a server's that has no codes.
-        401 | 403 | 407 | 409 | 413 | 421 | 431 | 501 | 505 => Verdict::Refusal,
+        // A gateway's or a router's as often as the operation's. 409 without a code is the
+        // application's, or a server's that has no codes.
+        301 | 302 | 307 | 308 | 401 | 403 | 404 | 405 | 407 | 409 | 413 | 421 | 431 | 501 | 505 => {
+            Verdict::Refusal
+        }
         506..=599 => Verdict::Unknown,
         _ => Verdict::Final,
     }

@@ -168,7 +168,9 @@ async fn a_refusal_after_a_try_that_may_have_paid_is_no_answer() {
     for refusal in [
         status(401),
         status(403),
+        status(404),
         status(409),
+        status(307),
         problem(422, "key_reused"),
         problem(400, "missing_key"),
     ] {
