@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
+use h2::Reason;
 use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
@@ -181,4 +182,50 @@ async fn reqwest_pays_once_over_a_connection_that_breaks() {
     let answer = answered(client.oneshot(request).await, 201);
     assert_eq!(answer.body(), "payment 1 of 10 EUR");
     assert_eq!(service.payments(), 1);
+}
+
+/// A service over HTTP/2 that fails its first streams for these reasons, and then answers.
+async fn http2(reasons: &'static [Reason]) -> (SocketAddr, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let streams = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&streams);
+    tokio::spawn(async move {
+        while let Ok((socket, _)) = listener.accept().await {
+            let counted = Arc::clone(&counted);
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(socket).await.unwrap();
+                while let Some(Ok((_, mut respond))) = connection.accept().await {
+                    let n = counted.fetch_add(1, Ordering::SeqCst);
+                    match reasons.get(n) {
+                        Some(&Reason::NO_ERROR) => connection.abrupt_shutdown(Reason::NO_ERROR),
+                        Some(&reason) => respond.send_reset(reason),
+                        None => {
+                            let answer = Response::builder().status(201).body(()).unwrap();
+                            respond.send_response(answer, true).unwrap();
+                        }
+                    }
+                }
+            });
+        }
+    });
+    (addr, streams)
+}
+
+#[tokio::test]
+async fn streams_of_http2_that_are_refused_or_go_away_are_tried_again() {
+    let reasons = &[
+        Reason::REFUSED_STREAM,
+        Reason::INTERNAL_ERROR,
+        Reason::CANCEL,
+        // GOAWAY.
+        Reason::NO_ERROR,
+    ];
+    let (addr, streams) = http2(reasons).await;
+    let http = Client::builder(TokioExecutor::new())
+        .http2_only(true)
+        .build_http::<Full<Bytes>>();
+    let client = ClientLayer::new().retry(quick()).around(http);
+    answered(client.oneshot(pay(addr)).await, 201);
+    assert_eq!(streams.load(Ordering::SeqCst), 5);
 }
