@@ -52,6 +52,7 @@
 //! | HTTP services | [`IdempotencyLayer`], its [builder](IdempotencyLayerBuilder), [`http`] |
 //! | handlers | [`Attempt`], [`RetentionOverride`] |
 //! | clients | the codes of [`ProblemKind`] |
+#![cfg_attr(feature = "client", doc = "| clients in Rust | [`client`] |")]
 //! | jobs and queues | [`Idempotency::run`], [`Failure`], [`RunError`] |
 //! | front doors of your own | [`Idempotency::admit`], [`Admission`] |
 //! | times and limits | [`IdempotencyBuilder`] |
@@ -67,6 +68,8 @@
 //! * **`memory`** (default): [`MemoryStore`], for one process and for tests.
 //! * **`tracing`** (default): the span `idempotency`, and an event for everything that needs a look.
 //! * **`encrypt`**: `EncryptedStore`, which seals what any store keeps.
+//! * **`client`**: layers for programs that call such services: one key per operation, retries with
+//!   full jitter, and a journal that keeps keys over restarts.
 //! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
 //!   every axum service.
 //! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
@@ -108,6 +111,8 @@
 mod admission;
 mod attempt;
 mod claim;
+#[cfg(feature = "client")]
+pub mod client;
 mod detach;
 mod error;
 pub mod fingerprint;

@@ -31,6 +31,8 @@ mod service;
 pub use body::{RequestBody, ResponseBody};
 pub use config::{InFlight, MissingKey, OnNoStore, OnOutage};
 pub use future::ResponseFuture;
+#[cfg(feature = "client")]
+pub(crate) use header::{ERROR, IDEMPOTENCY_KEY, REPLAYED, UNPROTECTED};
 pub use layer::{IdempotencyLayer, IdempotencyLayerBuilder};
 pub use policy::{Policy, PolicyProblem};
 pub use problem::{Problem, ProblemKind};

@@ -87,6 +87,13 @@ impl ProblemKind {
         self.facts().0
     }
 
+    /// The kind with this [`code`](Self::code), for clients that read the header
+    /// `Idempotency-Error`; `None` for a code that this release does not know.
+    pub fn from_code(code: &str) -> Option<Self> {
+        let mut all = Self::ALL.iter().copied();
+        all.find(|kind| kind.code() == code)
+    }
+
     /// The default status.
     pub const fn status(self) -> StatusCode {
         self.facts().1

@@ -36,6 +36,7 @@ const FEATURES: &[(&str, bool)] = &[
     ("sqlite-system", cfg!(feature = "sqlite-system")),
     ("postgres", cfg!(feature = "postgres")),
     ("redis", cfg!(feature = "redis")),
+    ("client", cfg!(feature = "client")),
     ("encrypt", cfg!(feature = "encrypt")),
     ("axum", cfg!(feature = "axum")),
     ("testing", cfg!(feature = "testing")),
