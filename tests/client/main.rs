@@ -1,8 +1,6 @@
 //! The client half: keys, retries and their limits, over a scripted service with a paused clock, over
 //! real sockets, and against the layer itself.
 
-#![cfg(all(feature = "client", feature = "memory"))]
-
 mod classes;
 mod example;
 mod journal;
