@@ -17,3 +17,4 @@ doc:
 
 bench:
     cargo bench --bench layer
+    cargo bench --bench store --features sqlite,postgres,redis,testing

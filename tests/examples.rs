@@ -61,3 +61,26 @@ async fn hyper_replays_and_ends_at_sigterm() {
     assert!(told.expect("kill runs").success());
     assert!(service.wait().await.expect("it ends").success());
 }
+
+#[cfg(feature = "memory")]
+#[test]
+fn the_load_test_asks_in_three_ways_and_refuses_flags_that_it_does_not_know() {
+    let run = |arguments: &[&str]| {
+        let output = Command::new(support::example("loadtest"))
+            .args(arguments)
+            .output();
+        output.expect("the example runs")
+    };
+    let output = run(&["--seconds", "1", "--concurrency", "2", "--size", "64"]);
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{printed}");
+    for kind in ["first", "replay", "in flight"] {
+        assert!(
+            printed.lines().any(|line| line.starts_with(kind)),
+            "{printed}"
+        );
+    }
+    for wrong in [&["--turbo", "1"][..], &["--store", "redis"], &["--seconds"]] {
+        assert_eq!(run(wrong).status.code(), Some(2), "{wrong:?}");
+    }
+}

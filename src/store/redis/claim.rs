@@ -1,6 +1,6 @@
 //! Rules 1 to 5: a plain `SET` for the many, a script for the few.
 
-use redis::{Pipeline, Value};
+use redis::{Cmd, Pipeline, Value};
 
 use super::error::{answered, damaged, is_code, unexpected};
 use super::frame::{self, Frame, Stage, Terms};
@@ -37,8 +37,10 @@ impl Inner {
                 Step::Found(found) if stands(request, &found) => {
                     return Ok(Claimed::Existing(found.frame.into_record(found.age)));
                 }
+                // In a box, as all that is rare: a future is as large as the largest of what it may
+                // wait for, and every claim pays for making room for it.
                 Step::Found(Found { frame, .. }) => {
-                    self.compare_and_set(request, &name, terms, &frame).await?
+                    Box::pin(self.compare_and_set(request, &name, terms, &frame)).await?
                 }
                 Step::Gone => self.set(request, &name, terms).await?,
             };
@@ -61,17 +63,20 @@ impl Inner {
     ) -> Result<Step, StoreError> {
         let value = frame::fresh(request, terms, self.clock.now());
         let pipe = |_| {
-            let mut pipe = Pipeline::with_capacity(3);
-            let set = pipe.cmd("SET").arg(name).arg(&value[..]);
+            let mut set = Cmd::with_capacity(7, name.len() + value.len() + 32);
+            set.arg("SET").arg(name).arg(&value[..]);
             set.arg("NX").arg("PX").arg(terms.total()).arg("GET");
-            pipe.cmd("PTTL").arg(name);
+            let mut left = Cmd::with_capacity(2, name.len() + 4);
+            left.arg("PTTL").arg(name);
+            let mut pipe = Pipeline::with_capacity(3);
+            pipe.add_command(set).add_command(left);
             pipe
         };
         let replies = self.make(name, Repeat::Once, pipe).await?;
         let [set, left] = replies.try_into().map_err(|_| unexpected())?;
         // At `maxmemory` the server refuses every `SET`, also one that would only read.
         if is_code(&set, "OOM")
-            && let Some((value, left)) = self.load(name).await?
+            && let Some((value, left)) = Box::pin(self.load(name)).await?
         {
             return self.found(request, value, Value::Int(left), true);
         }

@@ -1,7 +1,5 @@
 //! Under which names records lie.
 
-use std::fmt::Write;
-
 use crate::error::{StoreError, StoreErrorKind};
 use crate::scope::ScopedKey;
 
@@ -50,7 +48,8 @@ impl Keys {
         name.push_str(&self.prefix);
         name.push('{');
         for byte in digest {
-            let _ = write!(name, "{byte:02x}");
+            name.push(char::from(DIGITS[usize::from(byte >> 4)]));
+            name.push(char::from(DIGITS[usize::from(byte & 15)]));
         }
         name.push('}');
         name
@@ -112,6 +111,7 @@ fn halves(digest: [u8; 32]) -> [[u8; DIGEST]; 2] {
 }
 
 pub(super) const DIGEST: usize = 16;
+const DIGITS: &[u8; 16] = b"0123456789abcdef";
 const COUNTER: &str = ":x";
 
 #[cfg(test)]

@@ -79,7 +79,8 @@ impl Line {
         }
     }
 
-    fn standing(&self) -> (u64, Result<MultiplexedConnection, Option<RedisError>>) {
+    /// The connection, or why there is none.
+    pub(super) fn standing(&self) -> (u64, Result<MultiplexedConnection, Option<RedisError>>) {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         (current.generation, current.connection.clone())
     }

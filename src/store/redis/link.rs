@@ -194,8 +194,12 @@ impl Link {
             Repeat::Never => 0,
         };
         loop {
-            // Bounded here; the answer is bounded by the connection's own limit.
-            let (generation, mut connection) = self.in_time(line.connection()).await?;
+            // Bounded here; the answer is bounded by the connection's own limit. What makes a connection
+            // is large, and in the way only where none stands.
+            let (generation, mut connection) = match line.standing() {
+                (generation, Ok(connection)) => (generation, connection),
+                (_, Err(_)) => self.in_time(Box::pin(line.connection())).await?,
+            };
             let result = send_all(&mut connection, pipe).await;
             let (lost, again) = match &result {
                 Ok(replies) => {
@@ -242,9 +246,8 @@ impl Kind {
             }
             To::Node(node) => node.route(),
         };
-        let result = cluster
-            .route_pipeline(pipe.clone(), 0, pipe.len(), route)
-            .await;
+        let replies = cluster.route_pipeline(pipe.clone(), 0, pipe.len(), route);
+        let result = Box::pin(replies).await;
         match &result {
             // Of several commands the driver gets only the first one past the redirection.
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::Ask) => {
@@ -254,7 +257,7 @@ impl Kind {
                 let moved = Node {
                     address: address.to_owned(),
                 };
-                ask(cluster, pipe, &moved).await
+                Box::pin(ask(cluster, pipe, &moved)).await
             }
             _ => result,
         }

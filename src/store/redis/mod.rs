@@ -405,7 +405,7 @@ impl Inner {
         pipe: impl Fn(By) -> Pipeline,
     ) -> Result<Vec<Value>, StoreError> {
         match &self.acknowledged {
-            Some(acknowledged) => acknowledged.run(name, repeat, pipe).await,
+            Some(acknowledged) => Box::pin(acknowledged.run(name, repeat, pipe)).await,
             None => self.link.run(To::Key(name), repeat, pipe).await,
         }
     }
@@ -510,7 +510,7 @@ impl Inner {
         match reply {
             Value::Int(1) => Ok(Completion::Recorded),
             Value::Int(0) => Ok(Completion::ClaimLost),
-            Value::Int(-1) => Err(self.unreadable(key).await),
+            Value::Int(-1) => Err(Box::pin(self.unreadable(key)).await),
             Value::Int(-2) => Err(StoreError::unavailable(
                 "the outcome that was laid beside its record is gone: ask again",
             )),

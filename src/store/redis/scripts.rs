@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use redis::{Cmd, Script};
 
-/// A script by the name of its file.
+/// A script, by the names of the files that it is joined from.
 pub(super) struct Move {
     text: String,
     hash: String,
@@ -22,26 +22,24 @@ pub(super) enum By {
 impl Move {
     /// The command that runs it.
     pub(super) fn on(&self, by: By, keys: &[&str], arguments: &[&[u8]]) -> Cmd {
-        let mut command = redis::cmd(match by {
-            By::Hash => "EVALSHA",
-            By::Text => "EVAL",
-        });
-        command.arg(match by {
-            By::Hash => &self.hash,
-            By::Text => &self.text,
-        });
+        let (verb, script) = match by {
+            By::Hash => ("EVALSHA", &self.hash),
+            By::Text => ("EVAL", &self.text),
+        };
+        let of_keys: usize = keys.iter().map(|key| key.len()).sum();
+        let of_arguments: usize = arguments.iter().map(|argument| argument.len()).sum();
+        let bytes = verb.len() + script.len() + 1 + of_keys + of_arguments;
+        let mut command = Cmd::with_capacity(3 + keys.len() + arguments.len(), bytes);
+        command.arg(verb).arg(script);
         command.arg(keys.len()).arg(keys).arg(arguments);
         command
     }
 }
 
 macro_rules! moves {
-    ($($name:ident = $file:literal;)*) => {$(
+    ($($name:ident = $($file:literal)+;)*) => {$(
         pub(super) static $name: LazyLock<Move> = LazyLock::new(|| {
-            let text = concat!(
-                include_str!("scripts/record.lua"),
-                include_str!(concat!("scripts/", $file, ".lua")),
-            );
+            let text = concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+);
             let text = text.to_owned();
             let hash = Script::new(&text).get_hash().to_owned();
             Move { text, hash }
@@ -50,12 +48,12 @@ macro_rules! moves {
 }
 
 moves! {
-    CLAIM = "claim";
+    CLAIM = "record" "claim";
     COMPLETE = "complete";
-    RELEASE = "release";
-    LEASE = "lease";
-    NOTE = "note";
-    PURGE = "purge";
-    SETTLE = "settle";
-    LOOK = "look";
+    RELEASE = "record" "release";
+    LEASE = "record" "lease";
+    NOTE = "record" "note";
+    PURGE = "record" "purge";
+    SETTLE = "record" "settle";
+    LOOK = "record" "look";
 }
