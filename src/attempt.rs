@@ -156,6 +156,10 @@ impl Attempt {
         Ok(IdempotencyKey::uuid(bytes, 8))
     }
 
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// Whether the claim is known to be lost: a renewal was refused, or none got through for a
     /// whole lease.
     pub fn is_claim_lost(&self) -> bool {
@@ -186,6 +190,10 @@ impl fmt::Debug for Attempt {
 }
 
 impl Inner {
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     pub(crate) fn claim(&self) -> &Claim {
         &self.claim
     }

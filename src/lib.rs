@@ -123,6 +123,7 @@ mod key;
 mod outcome;
 mod probe;
 mod record;
+mod recording;
 mod retention;
 mod run;
 mod scope;
@@ -162,17 +163,19 @@ pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
 pub use store::{
-    AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, Resolution, Store,
-    StoreProperties,
+    AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, RecordingError, Resolution,
+    Store, StoreProperties, Transactional,
 };
 #[cfg(feature = "encrypt")]
 pub use store::{EncryptedStore, Keyring, UnsealError};
 #[cfg(feature = "postgres")]
-pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
+pub use store::{
+    PostgresOptions, PostgresRecording, PostgresSchemaError, PostgresStore, PreparedStatements,
+};
 #[cfg(feature = "redis")]
 pub use store::{RedisConnection, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite-system")]
-pub use store::{SqliteOptions, SqliteStore};
+pub use store::{SqliteOptions, SqliteRecording, SqliteStore};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

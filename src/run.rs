@@ -92,6 +92,19 @@ impl<S: Store> Idempotency<S> {
     }
 }
 
+impl Outcome {
+    /// The value of a piece of work in the form in which [`Idempotency::run`] keeps it: for work that
+    /// records its outcome itself, in a transaction of its own, and then returns the same value.
+    ///
+    /// # Errors
+    ///
+    /// If the value cannot be written as JSON.
+    pub fn ran<T: Serialize>(value: &T) -> Result<Self, serde_json::Error> {
+        let bytes = serde_json::to_vec(&Ok::<&T, ()>(value))?;
+        Ok(Self::value(&bytes))
+    }
+}
+
 /// The value of a piece of work that is done, and who did it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran<T> {

@@ -24,11 +24,13 @@ pub use memory::MemoryStore;
 #[cfg(feature = "sqlite-system")]
 mod sqlite;
 #[cfg(feature = "sqlite-system")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{SqliteOptions, SqliteRecording, SqliteStore};
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
+pub use postgres::{
+    PostgresOptions, PostgresRecording, PostgresSchemaError, PostgresStore, PreparedStatements,
+};
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]
@@ -37,6 +39,8 @@ mod open;
 pub use open::{OpenError, open};
 mod prefixed;
 pub use prefixed::PrefixedStore;
+mod recording;
+pub use recording::{RecordingError, Transactional};
 #[cfg(any(feature = "sqlite-system", feature = "postgres", feature = "redis"))]
 mod watchers;
 

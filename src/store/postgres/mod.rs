@@ -7,6 +7,7 @@ mod error;
 mod moves;
 mod names;
 mod options;
+mod recording;
 mod row;
 mod schema;
 mod seen;
@@ -40,6 +41,7 @@ use self::client::{Client, Parameter};
 pub use self::error::PostgresSchemaError;
 use self::names::Names;
 pub use self::options::{PostgresOptions, PreparedStatements};
+pub use self::recording::PostgresRecording;
 use self::seen::Seen;
 use self::sql::{Statement, Statements};
 

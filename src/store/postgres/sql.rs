@@ -7,6 +7,7 @@
 
 use tokio_postgres::types::Type;
 
+use super::client::Parameter;
 use super::names::Names;
 
 /// One statement, and the types of its parameters: with them it needs no round trip to be prepared.
@@ -14,6 +15,14 @@ use super::names::Names;
 pub(super) struct Statement {
     pub(super) text: String,
     pub(super) types: Vec<Type>,
+}
+
+impl Statement {
+    /// Its parameters with their types, for a call that prepares nothing.
+    pub(super) fn typed<'p>(&self, parameters: &[Parameter<'p>]) -> Vec<(Parameter<'p>, Type)> {
+        let types = self.types.iter().cloned();
+        parameters.iter().copied().zip(types).collect()
+    }
 }
 
 #[derive(Debug)]

@@ -6,6 +6,7 @@ mod connection;
 mod error;
 mod patience;
 mod reader;
+mod recording;
 mod row;
 mod schema;
 mod table;
@@ -37,6 +38,7 @@ use crate::store::{
 use self::clock::{Clock, Micros};
 use self::error::{full_queue, unanswered};
 use self::patience::{Deadline, Pauses};
+pub use self::recording::SqliteRecording;
 use self::row::{After, Row};
 use self::table::{Reads, Table};
 use self::writer::{Call, Reply, Unattended};
