@@ -120,6 +120,7 @@ mod heartbeat;
 pub mod http;
 mod idempotency;
 mod key;
+mod one_commit;
 mod outcome;
 mod probe;
 mod record;
@@ -141,6 +142,7 @@ mod telemetry;
 )]
 pub mod testing;
 mod time_limit;
+mod transaction;
 
 pub use admission::{Admission, AdmitError, Holder, Replay, Settled};
 pub use async_trait::async_trait;
@@ -163,19 +165,21 @@ pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
 pub use store::{
-    AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, RecordingError, Resolution,
-    Store, StoreProperties, Transactional,
+    AbandonedPage, Begun, Committed, Completion, Cursor, Fenced, OneCommit, OpenTransaction,
+    PrefixedStore, Purged, RecordingError, Resolution, Store, StoreProperties, Transactional,
 };
 #[cfg(feature = "encrypt")]
 pub use store::{EncryptedStore, Keyring, UnsealError};
 #[cfg(feature = "postgres")]
 pub use store::{
-    PostgresOptions, PostgresRecording, PostgresSchemaError, PostgresStore, PreparedStatements,
+    PostgresConnection, PostgresOneCommit, PostgresOptions, PostgresRecording, PostgresSchemaError,
+    PostgresStore, PostgresTransaction, PreparedStatements,
 };
 #[cfg(feature = "redis")]
 pub use store::{RedisConnection, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite-system")]
 pub use store::{SqliteOptions, SqliteRecording, SqliteStore};
+pub use transaction::{NoTransaction, Transaction, TransactionSlot};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

@@ -11,6 +11,7 @@ use http::request::Parts;
 use crate::attempt::Attempt;
 use crate::key::IdempotencyKey;
 use crate::outcome::Outcome;
+use crate::transaction::Transaction;
 
 /// No [`IdempotencyLayer`](crate::IdempotencyLayer) guards this request: it is missing on the route,
 /// or the request has no key and the layer lets it pass. Extract an `Option` where that is allowed.
@@ -52,6 +53,15 @@ impl<S: Sync> OptionalFromRequestParts<S> for IdempotencyKey {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
         let attempt = parts.extensions.get::<Attempt>();
         Ok(attempt.map(Attempt::idempotency_key))
+    }
+}
+
+impl<S: Sync, C: Send + 'static> FromRequestParts<S> for Transaction<C> {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
+        let attempt = parts.extensions.get::<Attempt>().ok_or(NOT_GUARDED)?;
+        attempt.transaction().map_err(|_| NOT_GUARDED)
     }
 }
 

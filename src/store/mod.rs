@@ -29,7 +29,8 @@ pub use sqlite::{SqliteOptions, SqliteRecording, SqliteStore};
 mod postgres;
 #[cfg(feature = "postgres")]
 pub use postgres::{
-    PostgresOptions, PostgresRecording, PostgresSchemaError, PostgresStore, PreparedStatements,
+    PostgresConnection, PostgresOneCommit, PostgresOptions, PostgresRecording, PostgresSchemaError,
+    PostgresStore, PostgresTransaction, PreparedStatements,
 };
 #[cfg(feature = "redis")]
 mod redis;
@@ -37,6 +38,8 @@ mod redis;
 pub use redis::{RedisConnection, RedisOptions, RedisStore};
 mod open;
 pub use open::{OpenError, open};
+mod one_commit;
+pub use one_commit::{Begun, Committed, OneCommit, OpenTransaction};
 mod prefixed;
 pub use prefixed::PrefixedStore;
 mod recording;

@@ -3,13 +3,17 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 
-use tower_idempotency::{Admission, Idempotency, Transactional};
+use tower_idempotency::{
+    Admission, Failure, Idempotency, PostgresStore, PostgresTransaction, Transactional,
+};
 
 use crate::claims::{fingerprint, key};
-use crate::database::{Either, Till, at_address, charged};
+use crate::database::{Either, PostgresTill, Till, at_address, charged};
 
 const ADDRESS: &str = "TOWER_IDEMPOTENCY_CHILD_ADDRESS";
 const POINT: &str = "TOWER_IDEMPOTENCY_CHILD_POINT";
+/// The point at which the rows are written, in one-commit mode.
+pub const IN_ONE_COMMIT: &str = "in one commit";
 /// Marks the line that is the child's own, among those of the test runner.
 const MARK: &str = "child: ";
 
@@ -46,6 +50,9 @@ async fn a_child() {
         return;
     };
     match at_address(&address).await {
+        Either::Postgres(store, till) if point == IN_ONE_COMMIT => {
+            charge_in_one_commit(store, till).await;
+        }
         Either::Postgres(store, till) => charge(store, till, point).await,
         Either::Sqlite(store, till) => charge(store, till, point).await,
     }
@@ -64,13 +71,31 @@ async fn charge<S: Transactional>(
     };
     let stop = move |at: &str| {
         if at == point {
-            let mut out = std::io::stdout().lock();
-            writeln!(out, "{MARK}{at}").unwrap();
-            out.flush().unwrap();
-            // Until it is killed, or whoever started it is gone.
-            let _ = std::io::stdin().read_line(&mut String::new());
+            wait_to_be_killed(at);
         }
     };
     let charging = till.charge(&idempotency, guard.attempt(), charged("once"), stop);
     charging.await.unwrap();
+}
+
+async fn charge_in_one_commit(store: PostgresStore, till: PostgresTill) {
+    let one_commit = store.one_commit(till.pool.clone());
+    let idempotency = Idempotency::builder(store).one_commit(one_commit);
+    let idempotency = idempotency.build().unwrap();
+    let key = key("k");
+    let working = idempotency.run(&key, fingerprint(), move |attempt| async move {
+        let transaction: PostgresTransaction = attempt.transaction().unwrap();
+        transaction.batch_execute(&till.insert()).await.unwrap();
+        wait_to_be_killed(IN_ONE_COMMIT);
+        Ok::<(), Failure<()>>(())
+    });
+    working.await.unwrap();
+}
+
+fn wait_to_be_killed(at: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{MARK}{at}").unwrap();
+    out.flush().unwrap();
+    // Or until whoever started it is gone.
+    let _ = std::io::stdin().read_line(&mut String::new());
 }

@@ -64,7 +64,11 @@ pub struct PostgresTill {
 impl Postgres {
     /// On whatever the URL leads to.
     pub async fn at(url: &str) -> Self {
-        let fresh = Fresh::with(url, |options| options).await;
+        Self::of(Fresh::with(url, |options| options).await).await
+    }
+
+    /// Beside this store.
+    pub async fn of(fresh: Fresh) -> Self {
         let table = format!("CREATE TABLE {}.charges (amount integer)", fresh.schema);
         fresh.raw.batch_execute(&table).await.unwrap();
         Self(fresh)

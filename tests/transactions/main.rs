@@ -12,6 +12,8 @@
 mod app;
 #[path = "../support/claims.rs"]
 mod claims;
+#[path = "../support/patience.rs"]
+mod patience;
 #[path = "../support/postgres.rs"]
 mod postgres;
 #[path = "../support/proxy.rs"]
@@ -24,3 +26,4 @@ mod database;
 mod on_both;
 mod on_postgres;
 mod on_sqlite;
+mod one_commit;

@@ -6,6 +6,7 @@ mod direct;
 mod error;
 mod moves;
 mod names;
+mod one_commit;
 mod options;
 mod recording;
 mod row;
@@ -40,6 +41,7 @@ use crate::store::{
 use self::client::{Client, Parameter};
 pub use self::error::PostgresSchemaError;
 use self::names::Names;
+pub use self::one_commit::{PostgresConnection, PostgresOneCommit, PostgresTransaction};
 pub use self::options::{PostgresOptions, PreparedStatements};
 pub use self::recording::PostgresRecording;
 use self::seen::Seen;
