@@ -178,7 +178,9 @@ pub use store::{
 #[cfg(feature = "redis")]
 pub use store::{RedisConnection, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite-system")]
-pub use store::{SqliteOptions, SqliteRecording, SqliteStore};
+pub use store::{
+    SqliteOneCommit, SqliteOptions, SqliteRecording, SqliteStore, SqliteTransaction, SqliteWork,
+};
 pub use transaction::{NoTransaction, Transaction, TransactionSlot};
 
 /// The documents beside the sources, compiled with the tests.

@@ -24,7 +24,9 @@ pub use memory::MemoryStore;
 #[cfg(feature = "sqlite-system")]
 mod sqlite;
 #[cfg(feature = "sqlite-system")]
-pub use sqlite::{SqliteOptions, SqliteRecording, SqliteStore};
+pub use sqlite::{
+    SqliteOneCommit, SqliteOptions, SqliteRecording, SqliteStore, SqliteTransaction, SqliteWork,
+};
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]

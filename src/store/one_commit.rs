@@ -9,8 +9,9 @@ use async_trait::async_trait;
 
 use crate::claim::ClaimRequest;
 use crate::error::StoreError;
+use crate::fingerprint::{Fingerprint, FingerprintMatch};
 use crate::outcome::Outcome;
-use crate::record::Record;
+use crate::record::{Record, State};
 
 use super::Store;
 
@@ -74,4 +75,16 @@ pub enum Committed {
     Neither,
     /// The reply to the COMMIT was lost, and whether there is a record could not be asked.
     Unknown,
+}
+
+impl Committed {
+    /// What becomes of a request of this fingerprint that found this record when it wanted to add its
+    /// own.
+    pub fn instead(record: Record, fingerprint: &Fingerprint) -> Self {
+        let is_same = record.fingerprint.compare(fingerprint) == FingerprintMatch::Same;
+        match record.state {
+            State::Completed { outcome, .. } if is_same => Self::Standing(outcome),
+            _ => Self::Neither,
+        }
+    }
 }

@@ -13,9 +13,8 @@ use tokio_postgres::SimpleQueryMessage;
 
 use crate::claim::ClaimRequest;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::fingerprint::FingerprintMatch;
 use crate::outcome::Outcome;
-use crate::record::{Record, State};
+use crate::record::Record;
 use crate::store::{Begun, Committed, OneCommit, OpenTransaction, Store};
 use crate::transaction::{Transaction, TransactionSlot};
 
@@ -244,7 +243,7 @@ impl PostgresOneCommit {
     /// What stands of a request whose own transaction came to nothing.
     async fn standing(&self, request: &ClaimRequest) -> Committed {
         match self.store.lookup(&request.key).await {
-            Ok(Some(record)) => same_outcome(record, request),
+            Ok(Some(record)) => Committed::instead(record, &request.fingerprint),
             Ok(None) | Err(_) => Committed::Neither,
         }
     }
@@ -263,7 +262,9 @@ impl PostgresOneCommit {
                         Ok(Seen::Existing(record)) if record.owner == request.owner => {
                             return Committed::Both;
                         }
-                        Ok(Seen::Existing(record)) => return same_outcome(*record, request),
+                        Ok(Seen::Existing(record)) => {
+                            return Committed::instead(*record, &request.fingerprint);
+                        }
                         // The server has not noticed yet that the connection broke.
                         Ok(Seen::Held) | Err(_) => {}
                     }
@@ -418,14 +419,6 @@ impl std::fmt::Debug for Open {
             .field("key", &self.request.key)
             .field("attempt", &self.attempt)
             .finish_non_exhaustive()
-    }
-}
-
-fn same_outcome(record: Record, request: &ClaimRequest) -> Committed {
-    let is_same = record.fingerprint.compare(&request.fingerprint) == FingerprintMatch::Same;
-    match record.state {
-        State::Completed { outcome, .. } if is_same => Committed::Standing(outcome),
-        _ => Committed::Neither,
     }
 }
 

@@ -4,6 +4,7 @@ mod clock;
 mod columns;
 mod connection;
 mod error;
+mod one_commit;
 mod patience;
 mod reader;
 mod recording;
@@ -37,6 +38,7 @@ use crate::store::{
 
 use self::clock::{Clock, Micros};
 use self::error::{full_queue, unanswered};
+pub use self::one_commit::{SqliteOneCommit, SqliteTransaction, SqliteWork};
 use self::patience::{Deadline, Pauses};
 pub use self::recording::SqliteRecording;
 use self::row::{After, Row};
