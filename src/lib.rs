@@ -59,6 +59,7 @@
 //! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
 //! | which answers are kept | [`RetentionPolicy`] |
 //! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
+//! | rows and answer in one commit | [`Idempotency::recording`], [`IdempotencyBuilder::one_commit`] |
 //! | start-up checks | [`Idempotency::probe`] |
 #![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
 //! | API documentation | [`Policy`] |

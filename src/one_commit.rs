@@ -69,6 +69,8 @@ impl Engine {
         };
         match transaction.commit(outcome, *retention).await {
             Ok(Committed::Both) => Settled::Recorded,
+            // The rows of this answer are gone, so it cannot stand in for the one that was not kept.
+            Ok(Committed::Standing(outcome)) if outcome.is_tombstone() => Settled::Undone,
             Ok(Committed::Standing(outcome)) => Settled::Standing(outcome),
             Ok(Committed::Neither) => Settled::Undone,
             Ok(Committed::Unknown) => {

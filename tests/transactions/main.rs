@@ -27,3 +27,4 @@ mod on_both;
 mod on_postgres;
 mod on_sqlite;
 mod one_commit;
+mod one_commit_sqlite;
