@@ -29,18 +29,18 @@ pub enum Mode {
     /// The same for the first reply; all others pass.
     CutOneReply,
     /// From the first request with a COMMIT in it on, that one included, as this mode says.
-    OnceCommitted(OnCommit),
+    OnceCommitted(CommitLoses),
 }
 
-/// What happens to a COMMIT and after it.
+/// What is lost of a COMMIT and after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnCommit {
+pub enum CommitLoses {
     /// It arrives, its reply does not, and everything passes then.
-    LoseReply,
+    Reply,
     /// It arrives, and no reply to anything does.
-    LoseAllReplies,
+    EveryReply,
     /// It does not arrive, and everything passes then.
-    LoseRequest,
+    Request,
 }
 
 /// Ends with the runtime in which it was started.
@@ -162,11 +162,11 @@ impl Wire {
             return true;
         };
         self.mode.send_replace(match what {
-            OnCommit::LoseReply => Mode::CutOneReply,
-            OnCommit::LoseAllReplies => Mode::CutReplies,
-            OnCommit::LoseRequest => Mode::Pass,
+            CommitLoses::Reply => Mode::CutOneReply,
+            CommitLoses::EveryReply => Mode::CutReplies,
+            CommitLoses::Request => Mode::Pass,
         });
-        what != OnCommit::LoseRequest
+        what != CommitLoses::Request
     }
 
     /// Whether what was read may go on; otherwise the connection breaks.

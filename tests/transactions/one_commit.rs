@@ -23,7 +23,7 @@ use crate::claims::{acquire, fingerprint, key, outcome, request};
 use crate::database::{Database, Postgres, PostgresTill};
 use crate::patience::patient;
 use crate::postgres::{Server, bouncer, database_with_isolation, shared};
-use crate::proxy::{Mode, OnCommit, Proxy};
+use crate::proxy::{CommitLoses, Mode, Proxy};
 
 type Engine = IdempotencyBuilder<PostgresStore>;
 
@@ -290,9 +290,9 @@ async fn at_the_attempt_limit_everything_is_rolled_back() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_reply_to_the_commit_is_asked_for_again() {
     for (what, expected) in [
-        (OnCommit::LoseReply, None),
-        (OnCommit::LoseRequest, Some(ProblemKind::StoreUnavailable)),
-        (OnCommit::LoseAllReplies, Some(ProblemKind::OutcomeUnknown)),
+        (CommitLoses::Reply, None),
+        (CommitLoses::Request, Some(ProblemKind::StoreUnavailable)),
+        (CommitLoses::EveryReply, Some(ProblemKind::OutcomeUnknown)),
     ] {
         let fresh = crate::postgres::Fresh::with(shared().url(), |options| {
             options.time_limit(Duration::from_secs(1))
@@ -318,7 +318,7 @@ async fn a_lost_reply_to_the_commit_is_asked_for_again() {
         service.until_free(&http_key("k")).await;
         let again = app.send(pay("k")).await;
         assert_eq!(again.status, StatusCode::CREATED);
-        let was_committed = what != OnCommit::LoseRequest;
+        let was_committed = what != CommitLoses::Request;
         assert_eq!(again.is_replay(), was_committed, "{what:?}");
         assert_eq!(service.charges().await, 2, "{what:?}");
     }
