@@ -86,4 +86,8 @@ pub enum Settled {
     /// The store did not acknowledge in time. The engine goes on trying in the background until the
     /// lease ends, unless the store refused for a reason that no repetition mends.
     NotSaved,
+    /// In one-commit mode: nothing was committed, neither the outcome nor the handler's rows.
+    Undone,
+    /// In one-commit mode: the reply to the COMMIT was lost, and the store could not be asked again.
+    Unknown,
 }

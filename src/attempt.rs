@@ -1,17 +1,20 @@
 //! One run of a handler under a claim.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use crate::admission::Settled;
-use crate::claim::Claim;
+use crate::claim::{Claim, ClaimRequest};
 use crate::detach::Counted;
 use crate::error::StoreError;
 use crate::fingerprint::Fingerprint;
@@ -20,7 +23,7 @@ use crate::key::IdempotencyKey;
 use crate::outcome::Outcome;
 use crate::record::Notes;
 use crate::scope::ScopedKey;
-use crate::store::Fenced;
+use crate::store::{Fenced, OpenTransaction};
 use crate::telemetry::{self, Fault};
 
 /// What a handler sees of the claim it runs under: find it in the request's extensions, or extract
@@ -50,6 +53,8 @@ pub(crate) struct Inner {
     fingerprint: Fingerprint,
     claim_was_repeated: bool,
     notes: Mutex<Notes>,
+    /// From which the handler takes its transaction, in one-commit mode.
+    slot: Option<Arc<dyn Any + Send + Sync>>,
     lost: AtomicBool,
     lost_signal: Notify,
     // Where the claim was made: what has to go on for it finds its way home from anywhere.
@@ -156,6 +161,10 @@ impl Attempt {
         Ok(IdempotencyKey::uuid(bytes, 8))
     }
 
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
     /// Whether the claim is known to be lost: a renewal was refused, or none got through for a
     /// whole lease.
     pub fn is_claim_lost(&self) -> bool {
@@ -186,6 +195,14 @@ impl fmt::Debug for Attempt {
 }
 
 impl Inner {
+    pub(crate) fn slot(&self) -> Option<&Arc<dyn Any + Send + Sync>> {
+        self.slot.as_ref()
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
     pub(crate) fn claim(&self) -> &Claim {
         &self.claim
     }
@@ -219,6 +236,10 @@ impl Inner {
         op: &'static str,
         recorded: impl Future<Output = Result<Fenced, StoreError>>,
     ) -> Result<(), NoteError> {
+        if self.slot.is_some() {
+            // There is no record, and nobody who could find an attempt half done.
+            return Ok(());
+        }
         match self.engine.call(op, recorded).await {
             Ok(Fenced::Applied) => Ok(()),
             Ok(Fenced::ClaimLost) => {
@@ -237,13 +258,68 @@ impl Inner {
 #[must_use = "dropping it abandons the key: complete or release it"]
 pub struct AttemptGuard {
     attempt: Attempt,
-    slot: usize,
+    hold: Hold,
     /// How the attempt ends if the guard is dropped now; `None` once it is settled.
     unsettled: Option<Closing>,
     _counted: Option<Counted>,
 }
 
+/// What the attempt holds its key by.
+enum Hold {
+    /// A record, whose lease is renewed from this place.
+    Lease { slot: usize },
+    /// A transaction that is open until the attempt limit; `None` once it is closed.
+    Transaction {
+        open: Option<Box<dyn OpenTransaction>>,
+        until: Instant,
+    },
+}
+
 impl AttemptGuard {
+    /// In one-commit mode.
+    pub(crate) fn in_transaction(
+        engine: &Arc<Engine>,
+        request: ClaimRequest,
+        open: Box<dyn OpenTransaction>,
+    ) -> Self {
+        let inner = Arc::new(Inner {
+            engine: Arc::clone(engine),
+            claim: Claim::new(request.key, request.owner, open.attempt()),
+            fingerprint: request.fingerprint,
+            claim_was_repeated: false,
+            notes: Mutex::default(),
+            slot: Some(open.slot()),
+            lost: AtomicBool::new(false),
+            lost_signal: Notify::new(),
+            runtime: Handle::try_current().ok(),
+        });
+        Self {
+            attempt: Attempt { inner },
+            hold: Hold::Transaction {
+                open: Some(open),
+                until: Instant::now() + engine.settings.attempt_limit,
+            },
+            unsettled: Some(Closing::Abandon),
+            _counted: None,
+        }
+    }
+
+    /// How long the handler may go on: without limit while it holds a lease, which ends by itself.
+    pub(crate) fn time_left(&self) -> Option<Duration> {
+        match &self.hold {
+            Hold::Lease { .. } => None,
+            Hold::Transaction { until, .. } => {
+                Some(until.saturating_duration_since(Instant::now()))
+            }
+        }
+    }
+
+    /// The attempt came to its limit: its transaction is rolled back, whatever it is doing.
+    pub(crate) fn give_up(self) {
+        let claim = self.attempt.inner.claim();
+        telemetry::fault(Fault::AttemptLimit, claim.key(), claim.attempt());
+    }
+
     pub(crate) fn new(
         engine: &Arc<Engine>,
         claim: Claim,
@@ -257,6 +333,7 @@ impl AttemptGuard {
             fingerprint,
             claim_was_repeated: asked.repeated,
             notes: Mutex::new(notes),
+            slot: None,
             lost: AtomicBool::new(false),
             lost_signal: Notify::new(),
             runtime: Handle::try_current().ok(),
@@ -264,7 +341,7 @@ impl AttemptGuard {
         let slot = engine.heartbeat.register(engine, &inner, asked.at);
         Self {
             attempt: Attempt { inner },
-            slot,
+            hold: Hold::Lease { slot },
             unsettled: Some(Closing::Abandon),
             _counted: None,
         }
@@ -309,9 +386,15 @@ impl AttemptGuard {
         self.unsettled = Some(closing);
         async move {
             let inner = &self.attempt.inner;
-            let settled = match &self.unsettled {
-                Some(closing) => inner.engine.close(inner, closing, self.slot).await,
-                None => Settled::Recorded,
+            let settled = match (&self.unsettled, &mut self.hold) {
+                (Some(closing), Hold::Lease { slot }) => {
+                    inner.engine.close(inner, closing, *slot).await
+                }
+                (Some(closing), Hold::Transaction { open, .. }) => match open.take() {
+                    Some(open) => inner.engine.close_transaction(inner, open, closing).await,
+                    None => Settled::Undone,
+                },
+                (None, _) => Settled::Recorded,
             };
             drop(self.unsettled.take());
             settled
@@ -325,8 +408,12 @@ impl Drop for AttemptGuard {
         let Some(closing) = self.unsettled.take() else {
             return;
         };
+        // A transaction that is dropped is rolled back.
+        let Hold::Lease { slot } = self.hold else {
+            return;
+        };
         let inner = &self.attempt.inner;
-        let held_until = inner.engine.heartbeat.deregister(self.slot, inner);
+        let held_until = inner.engine.heartbeat.deregister(slot, inner);
         inner.engine.close_dropped(inner, closing, held_until);
     }
 }

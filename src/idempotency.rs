@@ -17,10 +17,11 @@ use crate::detach::Tracker;
 use crate::error::{ConfigError, StoreError, StoreErrorKind};
 use crate::fingerprint::{Fingerprint, FingerprintMatch};
 use crate::heartbeat::Heartbeat;
+use crate::one_commit::Begin;
 use crate::outcome::Outcome;
 use crate::record::{Record, State};
 use crate::scope::ScopedKey;
-use crate::store::{Completion, Fenced, Purged, Store};
+use crate::store::{Completion, Fenced, OneCommit, Purged, Store};
 use crate::store_call::StoreCall;
 use crate::telemetry::{self, Fault};
 use crate::time_limit::within;
@@ -159,6 +160,7 @@ impl<S: Store> From<S> for Idempotency<S> {
 #[must_use = "nothing is built until `build` is called"]
 pub struct IdempotencyBuilder<S> {
     store: Arc<S>,
+    one_commit: Option<Arc<dyn Begin>>,
     settings: Settings,
 }
 
@@ -166,6 +168,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     fn start(store: S) -> Self {
         Self {
             store: Arc::new(store),
+            one_commit: None,
             settings: Settings::default(),
         }
     }
@@ -188,6 +191,23 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`OnAbandoned::Hold`].
     pub fn on_abandoned(mut self, on_abandoned: OnAbandoned) -> Self {
         self.settings.on_abandoned = on_abandoned;
+        self
+    }
+
+    /// One-commit mode, for handlers whose effects *all* lie in the database of the store: the handler
+    /// works in a transaction that holds the key, and what it wrote is committed together with the
+    /// outcome. See `PostgresStore::one_commit`.
+    ///
+    /// No record exists while the handler runs, so nothing can be left half done: an attempt that
+    /// panics, dies, frees its key or comes to the [attempt limit](Self::attempt_limit) is rolled back,
+    /// and its key is free at once. Lease and [`OnAbandoned`] mean nothing here. No success is answered
+    /// before the commit is acknowledged: 503 `store_unavailable` where nothing was committed, and 409
+    /// `outcome_unknown` where the reply was lost and the database cannot be asked.
+    ///
+    /// A mail that is sent or a gateway that is called is not rolled back: there this mode is wrong.
+    /// Checkpoints and correlation ids are not recorded. Give it a namespace of its own.
+    pub fn one_commit(mut self, transactions: impl OneCommit<Store = S>) -> Self {
+        self.one_commit = Some(Arc::new(transactions));
         self
     }
 
@@ -255,6 +275,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         let engine = Engine {
             store_name: self.store.properties().name,
             store: Arc::clone(&self.store) as Arc<dyn Store>,
+            one_commit: self.one_commit,
             settings: self.settings,
             heartbeat: Heartbeat::default(),
             tracker: Arc::default(),
@@ -358,6 +379,7 @@ impl fmt::Debug for Settings {
 /// What all clones of an [`Idempotency`] share, without its type parameter.
 pub(crate) struct Engine {
     store: Arc<dyn Store>,
+    one_commit: Option<Arc<dyn Begin>>,
     pub(crate) store_name: &'static str,
     pub(crate) settings: Settings,
     pub(crate) heartbeat: Heartbeat,
@@ -454,6 +476,10 @@ impl Engine {
             retention: self.settings.retention,
             on_abandoned: self.settings.on_abandoned,
         };
+        if let Some(transactions) = &self.one_commit {
+            // Boxed, because it would make the future of every attempt larger.
+            return Box::pin(self.begin(&**transactions, request)).await;
+        }
         let mut unanswered = Unanswered {
             engine: self,
             request: &request,
@@ -733,7 +759,7 @@ impl Drop for Unanswered<'_> {
     }
 }
 
-fn judge(record: Record, fingerprint: &Fingerprint) -> Result<Admission, StoreError> {
+pub(crate) fn judge(record: Record, fingerprint: &Fingerprint) -> Result<Admission, StoreError> {
     match record.fingerprint.compare(fingerprint) {
         FingerprintMatch::Same => {}
         FingerprintMatch::OtherRecipe => telemetry::other_recipe(&record.key),

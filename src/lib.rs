@@ -59,6 +59,7 @@
 //! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
 //! | which answers are kept | [`RetentionPolicy`] |
 //! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
+//! | rows and answer in one commit | [`Idempotency::recording`], [`IdempotencyBuilder::one_commit`] |
 //! | start-up checks | [`Idempotency::probe`] |
 #![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
 //! | API documentation | [`Policy`] |
@@ -120,9 +121,11 @@ mod heartbeat;
 pub mod http;
 mod idempotency;
 mod key;
+mod one_commit;
 mod outcome;
 mod probe;
 mod record;
+mod recording;
 mod retention;
 mod run;
 mod scope;
@@ -140,6 +143,7 @@ mod telemetry;
 )]
 pub mod testing;
 mod time_limit;
+mod transaction;
 
 pub use admission::{Admission, AdmitError, Holder, Replay, Settled};
 pub use async_trait::async_trait;
@@ -162,17 +166,23 @@ pub use scope::ScopedKey;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
 pub use store::{
-    AbandonedPage, Completion, Cursor, Fenced, PrefixedStore, Purged, Resolution, Store,
-    StoreProperties,
+    AbandonedPage, Begun, Committed, Completion, Cursor, Fenced, OneCommit, OpenTransaction,
+    PrefixedStore, Purged, RecordingError, Resolution, Store, StoreProperties, Transactional,
 };
 #[cfg(feature = "encrypt")]
 pub use store::{EncryptedStore, Keyring, UnsealError};
 #[cfg(feature = "postgres")]
-pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
+pub use store::{
+    PostgresConnection, PostgresOneCommit, PostgresOptions, PostgresRecording, PostgresSchemaError,
+    PostgresStore, PostgresTransaction, PreparedStatements,
+};
 #[cfg(feature = "redis")]
 pub use store::{RedisConnection, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite-system")]
-pub use store::{SqliteOptions, SqliteStore};
+pub use store::{
+    SqliteOneCommit, SqliteOptions, SqliteRecording, SqliteStore, SqliteTransaction, SqliteWork,
+};
+pub use transaction::{NoTransaction, Transaction, TransactionSlot};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

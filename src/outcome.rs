@@ -3,7 +3,7 @@
 use std::fmt;
 
 use bytes::{BufMut, Bytes};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 
 /// The result of an attempt: status, headers, body and trailers, or a tombstone.
 ///
@@ -78,6 +78,18 @@ impl Outcome {
     pub fn tombstone(status: StatusCode) -> Self {
         let none = std::iter::empty;
         Self::encode(FORM_TOMBSTONE, status.as_u16(), none, none, &[])
+    }
+
+    /// The response again: what a handler answers with that has recorded it, so that the two are the
+    /// same. Without trailers; `None` for the value of a job.
+    pub fn to_response(&self) -> Option<Response<Bytes>> {
+        let mut response = Response::new(self.body());
+        *response.status_mut() = self.status()?;
+        for (name, value) in self.headers() {
+            // A record may hold more lines than a map takes.
+            let _ = response.headers_mut().try_append(name, value);
+        }
+        Some(response)
     }
 
     /// The value that a job returned, as bytes; it has no status and no headers.

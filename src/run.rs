@@ -18,6 +18,7 @@ use crate::outcome::Outcome;
 use crate::scope::ScopedKey;
 use crate::store::Store;
 use crate::telemetry::{self, Answered, RequestSpan};
+use crate::time_limit::{TimedOut, within_if_any};
 
 impl<S: Store> Idempotency<S> {
     /// Does `work` once per key: the first call runs it, every later one with the same fingerprint
@@ -92,6 +93,19 @@ impl<S: Store> Idempotency<S> {
     }
 }
 
+impl Outcome {
+    /// The value of a piece of work in the form in which [`Idempotency::run`] keeps it: for work that
+    /// records its outcome itself, in a transaction of its own, and then returns the same value.
+    ///
+    /// # Errors
+    ///
+    /// If the value cannot be written as JSON.
+    pub fn ran<T: Serialize>(value: &T) -> Result<Self, serde_json::Error> {
+        let bytes = serde_json::to_vec(&Ok::<&T, ()>(value))?;
+        Ok(Self::value(&bytes))
+    }
+}
+
 /// The value of a piece of work that is done, and who did it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran<T> {
@@ -156,6 +170,10 @@ pub enum RunError<E> {
     /// The work took so long, or the store was away so long, that another call took the key over.
     #[error("another call took the key over while the work ran")]
     ClaimLost,
+    /// In one-commit mode: all that the work wrote was rolled back, because the store did not commit it
+    /// or it took longer than the attempt limit.
+    #[error("the work was rolled back: try again later")]
+    Undone,
     /// Too many attempts are running without a caller. The work was not begun.
     #[error("too many attempts are running without a caller: try again later")]
     Overloaded,
@@ -187,7 +205,7 @@ impl<E> RunError<E> {
     pub fn advice(&self) -> Advice {
         match self {
             Self::Terminal { .. } => Advice::Acknowledge,
-            Self::Transient(_) | Self::Overloaded | Self::ClaimLost => {
+            Self::Transient(_) | Self::Overloaded | Self::ClaimLost | Self::Undone => {
                 Advice::RetryAfter(Duration::from_secs(1))
             }
             Self::InFlight { lease_left } => {
@@ -226,9 +244,17 @@ where
     F: Future<Output = Result<T, Failure<E>>>,
 {
     let given = attempt.attempt().clone();
-    let result = match catch_panic(async { work(given).await }).await {
-        Ok(result) => result,
-        Err(panic) => {
+    let working = within_if_any(
+        attempt.time_left(),
+        catch_panic(async { work(given).await }),
+    );
+    let result = match working.await {
+        Ok(Ok(result)) => result,
+        Err(TimedOut) => {
+            attempt.give_up();
+            return Err(RunError::Undone);
+        }
+        Ok(Err(panic)) => {
             let _ = attempt.abandon().await;
             resume_unwind(panic)
         }
@@ -276,6 +302,8 @@ where
     match settled {
         Settled::Standing(outcome) => return stored(&outcome),
         Settled::ClaimLost => return Err(RunError::ClaimLost),
+        Settled::Undone => return Err(RunError::Undone),
+        Settled::Unknown => return Err(RunError::OutcomeUnknown),
         // Not saved yet: the engine goes on trying, and a repetition finds the key held.
         Settled::Recorded | Settled::NotSaved => {}
     }

@@ -14,6 +14,11 @@ pub(crate) struct TimedOut;
 
 /// Drops `future` after `limit`. The timer is made only when the first poll does not finish.
 pub(crate) fn within<F: Future>(limit: Duration, future: F) -> Within<F> {
+    within_if_any(Some(limit), future)
+}
+
+/// The same where there may be no limit.
+pub(crate) fn within_if_any<F: Future>(limit: Option<Duration>, future: F) -> Within<F> {
     Within {
         future,
         limit,
@@ -25,7 +30,7 @@ pin_project! {
     pub(crate) struct Within<F> {
         #[pin]
         future: F,
-        limit: Duration,
+        limit: Option<Duration>,
         // Boxed, because it is large and most work is done before it is needed.
         sleep: Option<Pin<Box<Sleep>>>,
     }
@@ -39,9 +44,10 @@ impl<F: Future> Future for Within<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Ok(output));
         }
-        let sleep = this
-            .sleep
-            .get_or_insert_with(|| Box::pin(sleep(*this.limit)));
+        let Some(limit) = *this.limit else {
+            return Poll::Pending;
+        };
+        let sleep = this.sleep.get_or_insert_with(|| Box::pin(sleep(limit)));
         sleep.as_mut().poll(cx).map(|()| Err(TimedOut))
     }
 }

@@ -13,6 +13,21 @@ fn the_custom_store_runs_a_job_once() {
     assert_eq!(output.stdout, b"First(100)\nRepeat(100)\n");
 }
 
+#[cfg(all(feature = "axum", feature = "sqlite-system"))]
+#[test]
+fn the_transaction_leaves_a_row_and_its_answer_or_neither() {
+    let output = Command::new(support::example("transaction")).output();
+    let output = output.expect("the example runs");
+    assert!(output.status.success());
+    let expected = "\
+order-1, charge 1000: 201 charge 1 of 1000; 1 in the table
+order-1, the same again: 201 charge 1 of 1000, replayed; 1 in the table
+order-2, it fails before its commit: 503 ; 1 in the table
+order-2, the same again: 201 charge 2 of 1000; 2 in the table
+";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}
+
 #[test]
 fn hyper_refuses_a_bad_address_in_one_line_with_exit_code_2() {
     let output = Command::new(support::example("hyper")).arg("here").output();

@@ -2,12 +2,16 @@
 
 use std::convert::Infallible;
 
+use axum::body::Body;
 use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::request::Parts;
 
 use crate::attempt::Attempt;
 use crate::key::IdempotencyKey;
+use crate::outcome::Outcome;
+use crate::transaction::Transaction;
 
 /// No [`IdempotencyLayer`](crate::IdempotencyLayer) guards this request: it is missing on the route,
 /// or the request has no key and the layer lets it pass. Extract an `Option` where that is allowed.
@@ -49,5 +53,25 @@ impl<S: Sync> OptionalFromRequestParts<S> for IdempotencyKey {
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
         let attempt = parts.extensions.get::<Attempt>();
         Ok(attempt.map(Attempt::idempotency_key))
+    }
+}
+
+impl<S: Sync, C: Send + 'static> FromRequestParts<S> for Transaction<C> {
+    type Rejection = Rejection;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Rejection> {
+        let attempt = parts.extensions.get::<Attempt>().ok_or(NOT_GUARDED)?;
+        attempt.transaction().map_err(|_| NOT_GUARDED)
+    }
+}
+
+impl IntoResponse for Outcome {
+    /// What a handler answers with that has recorded this outcome in its own transaction. The value
+    /// of a job is no response: 500.
+    fn into_response(self) -> Response {
+        match self.to_response() {
+            Some(response) => response.map(Body::from),
+            None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        }
     }
 }

@@ -31,6 +31,7 @@ use crate::outcome::Outcome;
 use crate::retention::{Disposition, RetentionOverride};
 use crate::scope::ScopedKey;
 use crate::telemetry::{self, Answered, RequestSpan};
+use crate::time_limit::{TimedOut, within_if_any};
 
 type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 
@@ -255,7 +256,16 @@ where
                     let method = parts.method.clone();
                     let request = Request::from_parts(parts, self.body);
                     let called = match catch_panic_now(|| inner.call(request)) {
-                        Ok(called) => catch_panic(called).await,
+                        Ok(called) => {
+                            let limited = within_if_any(attempt.time_left(), catch_panic(called));
+                            match limited.await {
+                                Ok(called) => called,
+                                Err(TimedOut) => {
+                                    attempt.give_up();
+                                    return Tried::Answered(Ok(undone(&config)));
+                                }
+                            }
+                        }
                         Err(panic) => Err(panic),
                     };
                     return Tried::Answered(conclude(&config, attempt, &method, called).await);
@@ -433,9 +443,14 @@ where
         let settled = attempt.close(tombstone).await;
         return answer(config, settled, parts, ResponseBody::passed(body));
     }
-    let HeldBody { held, end } = match catch_panic(hold(body, config.response_limit)).await {
-        Ok(held) => held,
-        Err(panic) => {
+    let holding = catch_panic(hold(body, config.response_limit));
+    let HeldBody { held, end } = match within_if_any(attempt.time_left(), holding).await {
+        Ok(Ok(held)) => held,
+        Err(TimedOut) => {
+            attempt.give_up();
+            return undone(config);
+        }
+        Ok(Err(panic)) => {
             let _ = attempt.abandon().await;
             resume_unwind(panic)
         }
@@ -643,6 +658,8 @@ fn answer<R: Body<Data = Bytes>>(
         Settled::Standing(outcome) => return give_again(&outcome, &config.marker),
         Settled::ClaimLost => Some(header::CLAIM_LOST),
         Settled::NotSaved => Some(header::NOT_SAVED),
+        Settled::Undone => return undone(config),
+        Settled::Unknown => return unsettled(config, ProblemKind::OutcomeUnknown),
     };
     let mut response = Response::from_parts(parts, body);
     // A handler that passes another service's answer on may pass its marker on too; but this answer
@@ -652,6 +669,20 @@ fn answer<R: Body<Data = Bytes>>(
         response.headers_mut().insert(header::RESULT, mark);
     }
     response
+}
+
+/// The handler ran in a transaction that came to nothing.
+fn undone<R: Body<Data = Bytes>>(config: &Config) -> Response<ResponseBody<R>> {
+    unsettled(config, ProblemKind::StoreUnavailable)
+}
+
+fn unsettled<R: Body<Data = Bytes>>(
+    config: &Config,
+    kind: ProblemKind,
+) -> Response<ResponseBody<R>> {
+    let mut problem = config.problem(kind);
+    problem.retry_after = Some(Duration::from_secs(1));
+    refusal(config.refuse(problem))
 }
 
 /// A kept response, as it was, with the marker.

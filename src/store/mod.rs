@@ -24,19 +24,28 @@ pub use memory::MemoryStore;
 #[cfg(feature = "sqlite-system")]
 mod sqlite;
 #[cfg(feature = "sqlite-system")]
-pub use sqlite::{SqliteOptions, SqliteStore};
+pub use sqlite::{
+    SqliteOneCommit, SqliteOptions, SqliteRecording, SqliteStore, SqliteTransaction, SqliteWork,
+};
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "postgres")]
-pub use postgres::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedStatements};
+pub use postgres::{
+    PostgresConnection, PostgresOneCommit, PostgresOptions, PostgresRecording, PostgresSchemaError,
+    PostgresStore, PostgresTransaction, PreparedStatements,
+};
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]
 pub use redis::{RedisConnection, RedisOptions, RedisStore};
 mod open;
 pub use open::{OpenError, open};
+mod one_commit;
+pub use one_commit::{Begun, Committed, OneCommit, OpenTransaction};
 mod prefixed;
 pub use prefixed::PrefixedStore;
+mod recording;
+pub use recording::{RecordingError, Transactional};
 #[cfg(any(feature = "sqlite-system", feature = "postgres", feature = "redis"))]
 mod watchers;
 

@@ -13,6 +13,7 @@ use crate::record::Record;
 use crate::scope::ScopedKey;
 use crate::store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
+    Transactional,
 };
 
 /// Puts a prefix before the namespace of every key, so that several services share one store
@@ -191,6 +192,14 @@ impl<S: Store> Store for PrefixedStore<S> {
     ) -> Result<(), StoreError> {
         let key = self.inner_key(key);
         self.inner.changed(&key, seen, max).await
+    }
+}
+
+impl<S: Transactional> Transactional for PrefixedStore<S> {
+    type Recording = S::Recording;
+
+    fn recording(&self, claim: &Claim, outcome: &Outcome) -> Result<S::Recording, StoreError> {
+        self.inner.recording(&self.inner_claim(claim), outcome)
     }
 }
 

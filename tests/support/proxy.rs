@@ -28,6 +28,19 @@ pub enum Mode {
     CutReplies,
     /// The same for the first reply; all others pass.
     CutOneReply,
+    /// From the first request with a COMMIT in it on, that one included, as this mode says.
+    OnceCommitted(CommitLoses),
+}
+
+/// What is lost of a COMMIT and after it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitLoses {
+    /// It arrives, its reply does not, and everything passes then.
+    Reply,
+    /// It arrives, and no reply to anything does.
+    EveryReply,
+    /// It does not arrive, and everything passes then.
+    Request,
 }
 
 /// Ends with the runtime in which it was started.
@@ -129,6 +142,10 @@ impl Wire {
     async fn pump(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf, which: Direction) {
         let mut bytes = vec![0; 16 << 10];
         while let Ok(read) = from.read(&mut bytes).await {
+            let commits = bytes[..read].windows(6).any(|bytes| bytes == b"COMMIT");
+            if which == Direction::Requests && commits && !self.commit() {
+                return;
+            }
             if read == 0 || !self.may_pass(which).await {
                 return;
             }
@@ -137,6 +154,19 @@ impl Wire {
                 return;
             }
         }
+    }
+
+    /// A COMMIT is on its way; whether it may go on.
+    fn commit(&self) -> bool {
+        let Mode::OnceCommitted(what) = *self.mode.borrow() else {
+            return true;
+        };
+        self.mode.send_replace(match what {
+            CommitLoses::Reply => Mode::CutOneReply,
+            CommitLoses::EveryReply => Mode::CutReplies,
+            CommitLoses::Request => Mode::Pass,
+        });
+        what != CommitLoses::Request
     }
 
     /// Whether what was read may go on; otherwise the connection breaks.

@@ -17,6 +17,7 @@ use crate::record::{Notes, Record, State};
 use crate::scope::ScopedKey;
 use crate::store::{
     AbandonedPage, Completion, Cursor, Fenced, Purged, Resolution, Store, StoreProperties,
+    Transactional,
 };
 
 pub use self::error::UnsealError;
@@ -316,6 +317,15 @@ impl<S: Store> Store for EncryptedStore<S> {
         max: Duration,
     ) -> Result<(), StoreError> {
         self.inner.changed(key, seen, max).await
+    }
+}
+
+impl<S: Transactional> Transactional for EncryptedStore<S> {
+    type Recording = S::Recording;
+
+    fn recording(&self, claim: &Claim, outcome: &Outcome) -> Result<S::Recording, StoreError> {
+        let sealed = self.seal_outcome(claim.key(), outcome)?;
+        self.inner.recording(claim, &sealed)
     }
 }
 

@@ -8,7 +8,7 @@ use deadpool_postgres::{ClientWrapper, Object, Pool};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::ToSql;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::error::StoreError;
@@ -200,11 +200,7 @@ impl Client {
             let prepared = client.prepare_typed_cached(text, types).await?;
             return client.query(&prepared, parameters).await;
         }
-        let typed: Vec<(Parameter<'_>, Type)> = parameters
-            .iter()
-            .copied()
-            .zip(statement.types.iter().cloned())
-            .collect();
+        let typed = statement.typed(parameters);
         client.query_typed(&statement.text, &typed).await
     }
 }

@@ -6,7 +6,9 @@ mod direct;
 mod error;
 mod moves;
 mod names;
+mod one_commit;
 mod options;
+mod recording;
 mod row;
 mod schema;
 mod seen;
@@ -39,7 +41,9 @@ use crate::store::{
 use self::client::{Client, Parameter};
 pub use self::error::PostgresSchemaError;
 use self::names::Names;
+pub use self::one_commit::{PostgresConnection, PostgresOneCommit, PostgresTransaction};
 pub use self::options::{PostgresOptions, PreparedStatements};
+pub use self::recording::PostgresRecording;
 use self::seen::Seen;
 use self::sql::{Statement, Statements};
 

@@ -49,6 +49,8 @@ impl Inner {
             self.watchers.wake(&digest);
             return Ok(Completion::Recorded);
         }
+        // Recorded in a transaction of the application, perhaps, of which nobody has told the waiters.
+        self.watchers.wake(&digest);
         let row = self.find(&digest, deadline).await?;
         let outcome = match standing(&row)? {
             Some(standing) => standing.outcome(&digest)?,
@@ -303,7 +305,7 @@ fn standing(row: &Option<Row>) -> Result<Option<Standing<'_>>, StoreError> {
 }
 
 /// The status as PostgreSQL's `smallint`; none for the value of a job.
-fn status(outcome: &Outcome) -> Option<i16> {
+pub(super) fn status(outcome: &Outcome) -> Option<i16> {
     let status = outcome.status()?.as_u16();
     i16::try_from(status).ok()
 }

@@ -7,6 +7,7 @@
 
 use tokio_postgres::types::Type;
 
+use super::client::Parameter;
 use super::names::Names;
 
 /// One statement, and the types of its parameters: with them it needs no round trip to be prepared.
@@ -14,6 +15,14 @@ use super::names::Names;
 pub(super) struct Statement {
     pub(super) text: String,
     pub(super) types: Vec<Type>,
+}
+
+impl Statement {
+    /// Its parameters with their types, for a call that prepares nothing.
+    pub(super) fn typed<'p>(&self, parameters: &[Parameter<'p>]) -> Vec<(Parameter<'p>, Type)> {
+        let types = self.types.iter().cloned();
+        parameters.iter().copied().zip(types).collect()
+    }
 }
 
 #[derive(Debug)]
@@ -33,6 +42,8 @@ pub(super) struct Statements {
     pub(super) resolve_completed: Statement,
     pub(super) resolve_released: Statement,
     pub(super) lookup: Statement,
+    pub(super) look: Statement,
+    pub(super) insert_completed: Statement,
     pub(super) abandoned: Statement,
     pub(super) remove: Statement,
     pub(super) purge: Statement,
@@ -142,6 +153,25 @@ impl Statements {
                 &[Type::BYTEA, Type::BYTEA, Type::TIMESTAMPTZ],
             ),
             lookup: statement(LOOKUP, &[Type::BYTEA]),
+            look: statement(LOOK, &[Type::BYTEA]),
+            insert_completed: statement(
+                INSERT_COMPLETED,
+                &[
+                    Type::BYTEA,
+                    Type::TEXT,
+                    Type::TEXT,
+                    Type::TEXT,
+                    Type::INT2,
+                    Type::INT8,
+                    Type::BYTEA,
+                    Type::BYTEA,
+                    Type::INT4,
+                    Type::INTERVAL,
+                    Type::BYTEA,
+                    Type::INT4,
+                    Type::TIMESTAMPTZ,
+                ],
+            ),
             abandoned: statement(ABANDONED, &[Type::BYTEA, Type::INT8, Type::INT8]),
             remove: statement(REMOVE, &[Type::BYTEA]),
             purge: statement(PURGE, &[Type::INT8]),
@@ -273,6 +303,29 @@ const RESOLVE_RELEASED: &str = "\
     RETURNING 1";
 
 const LOOKUP: &str = "SELECT $record, clock_timestamp() FROM $table r WHERE r.id = $1";
+
+/// The record, or nulls, and when the transaction began.
+const LOOK: &str = "\
+    SELECT $record, clock_timestamp(), now() FROM (SELECT) one LEFT JOIN $table r ON r.id = $1";
+
+/// A record that is completed from its beginning, in the transaction that began at `$13`: in another
+/// one its rows would not be those of the handler.
+const INSERT_COMPLETED: &str = "\
+    INSERT INTO $table AS r (id, namespace, scope, key, state, status, attempt, fingerprint, owner, \
+        claim_sum, created_at, lease_until, completed_at, expires_at, retention, outcome, \
+        outcome_sum)
+    SELECT $1, $2, $3, $4, 'completed', $5, $6, $7, $8, $9, clock_timestamp(), clock_timestamp(), \
+        clock_timestamp(), clock_timestamp() + $10, $10, $11, $12
+    WHERE now() = $13
+    ON CONFLICT (id) DO UPDATE SET state = EXCLUDED.state, status = EXCLUDED.status, \
+        attempt = EXCLUDED.attempt, fingerprint = EXCLUDED.fingerprint, owner = EXCLUDED.owner, \
+        claim_sum = EXCLUDED.claim_sum, format = 1, created_at = EXCLUDED.created_at, \
+        lease_until = EXCLUDED.lease_until, completed_at = EXCLUDED.completed_at, \
+        expires_at = EXCLUDED.expires_at, retention = EXCLUDED.retention, correlation = NULL, \
+        checkpoint_names = NULL, checkpoint_data = NULL, outcome = EXCLUDED.outcome, \
+        outcome_sum = EXCLUDED.outcome_sum
+    WHERE r.attempt = $6 - 1 AND (r.state = 'released' OR $expired)
+    RETURNING 1";
 
 /// Looks at so many records after a position in the order of the primary key, which no move
 /// disturbs, and shows those that are abandoned; beside them how many it looked at, and the last.

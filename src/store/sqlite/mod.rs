@@ -4,8 +4,10 @@ mod clock;
 mod columns;
 mod connection;
 mod error;
+mod one_commit;
 mod patience;
 mod reader;
+mod recording;
 mod row;
 mod schema;
 mod table;
@@ -36,7 +38,9 @@ use crate::store::{
 
 use self::clock::{Clock, Micros};
 use self::error::{full_queue, unanswered};
+pub use self::one_commit::{SqliteOneCommit, SqliteTransaction, SqliteWork};
 use self::patience::{Deadline, Pauses};
+pub use self::recording::SqliteRecording;
 use self::row::{After, Row};
 use self::table::{Reads, Table};
 use self::writer::{Call, Reply, Unattended};

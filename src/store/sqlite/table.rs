@@ -24,6 +24,7 @@ pub(super) struct Reads<'c> {
 /// The moves. A move reads, decides, and writes with its last statement, so that one that fails has
 /// changed nothing. They count on a transaction that holds the write lock round them.
 pub(super) struct Table<'c> {
+    pub(super) connection: &'c Connection,
     pub(super) reads: Reads<'c>,
     insert: Statement<'c>,
     update: Statement<'c>,
@@ -140,6 +141,7 @@ impl<'c> Table<'c> {
     pub(super) fn prepare(connection: &'c Connection) -> Result<Self, StoreError> {
         let prepare = |sql: &str| connection.prepare(sql).map_err(failed);
         Ok(Self {
+            connection,
             reads: Reads::prepare(connection)?,
             insert: prepare(INSERT)?,
             update: prepare(&update_sql())?,
