@@ -122,12 +122,14 @@ mod idempotency;
 mod key;
 mod outcome;
 mod probe;
+mod reconciler;
 mod record;
 mod retention;
 mod run;
 mod scope;
 pub mod store;
 mod store_call;
+mod sweeper;
 mod telemetry;
 #[cfg(feature = "testing")]
 #[allow(
@@ -155,6 +157,7 @@ pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use probe::{ProbeError, ProbeStep, probe};
+pub use reconciler::Verdict;
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
 pub use run::{Advice, Failure, Ran, RunError};
@@ -173,6 +176,7 @@ pub use store::{PostgresOptions, PostgresSchemaError, PostgresStore, PreparedSta
 pub use store::{RedisConnection, RedisOptions, RedisStore};
 #[cfg(feature = "sqlite-system")]
 pub use store::{SqliteOptions, SqliteStore};
+pub use sweeper::{Sweeper, Sweeping, Swept};
 
 /// The documents beside the sources, compiled with the tests.
 #[cfg(all(any(doc, doctest), feature = "memory"))]

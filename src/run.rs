@@ -234,8 +234,8 @@ where
         }
     };
     let kept = match &result {
-        Ok(value) => serde_json::to_vec(&Ok::<&T, &E>(value)),
-        Err(Failure::Terminal(error)) => serde_json::to_vec(&Err::<&T, &E>(error)),
+        Ok(value) => Outcome::of_value(value),
+        Err(Failure::Terminal(error)) => Outcome::of_error(error),
         Err(Failure::Transient(_)) => {
             let settled = attempt.release().await;
             return conclude(settled, result);
@@ -247,13 +247,12 @@ where
     };
     // What cannot be read back (a float that is no number becomes `null`) would be an error for every
     // repetition.
-    let kept = kept.and_then(|bytes| {
-        let _: Result<T, E> = serde_json::from_slice(&bytes)?;
-        Ok(bytes)
+    let kept = kept.and_then(|outcome| {
+        let _: Result<T, E> = serde_json::from_slice(&outcome.body())?;
+        Ok(outcome)
     });
     match kept {
-        Ok(bytes) => {
-            let outcome = Outcome::value(&bytes);
+        Ok(outcome) => {
             let closing = Closing::Complete {
                 outcome,
                 retention: None,
