@@ -19,7 +19,8 @@
 //! ```
 //!
 //! The [README](_documentation::readme) says where the layer goes among others and how a client
-//! retries; [DESIGN](_documentation::design) says why it is so.
+//! retries; [DESIGN](_documentation::design) says why it is so;
+//! [OPERATIONS](_documentation::operations) says what to do when things go wrong.
 //!
 //! # The contract
 //!
@@ -59,6 +60,7 @@
 //! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
 //! | which answers are kept | [`RetentionPolicy`] |
 //! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
+//! | attempts that died | [`IdempotencyBuilder::reconciler`], [`Verdict`], [`Sweeper`], [OPERATIONS](_documentation::operations) |
 //! | start-up checks | [`Idempotency::probe`] |
 #![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
 //! | API documentation | [`Policy`] |
@@ -187,6 +189,9 @@ pub mod _documentation {
     /// Why it is so.
     #[doc = include_str!("../DESIGN.md")]
     pub mod design {}
+    /// When things go wrong.
+    #[doc = include_str!("../OPERATIONS.md")]
+    pub mod operations {}
     /// Other crates, and when to use them.
     #[doc = include_str!("../COMPARE.md")]
     pub mod compare {}

@@ -28,6 +28,7 @@ mod sqlite_file;
 mod closing;
 mod inline;
 mod lost_claim;
+mod operator;
 mod phases;
 mod sweeping;
 mod sweeping_task;
