@@ -110,7 +110,7 @@ impl<S: Store> Idempotency<S> {
     /// [`StoreError`] if the store did not answer.
     pub async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         let purged = self.store.purge(limit).await?;
-        telemetry::purged(purged.unresolved);
+        telemetry::purged(&purged);
         Ok(purged)
     }
 
@@ -203,7 +203,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// It is given the [`Record`] with what the handler attached ([correlation id and
     /// checkpoints](crate::Notes)), the number of the attempt and its times, and says a [`Verdict`].
     /// A retry that meets an abandoned key asks it at once, and a [`Sweeper`](crate::Sweeper) asks it
-    /// about all of them.
+    /// about all of them. Under [`OnAbandoned::Rerun`] a retry takes over and asks nobody.
     ///
     /// An error, a panic, or no answer within the [time limit](Self::reconcile_timeout) is logged and
     /// means [`Verdict::Unknown`]. It may be asked again about a record that it has answered for (a

@@ -25,6 +25,7 @@ impl<S: Store> Idempotency<S> {
             engine: Arc::clone(&self.engine),
             concurrency: CONCURRENCY,
             walk: Walk::default(),
+            stuck: false,
         }
     }
 }
@@ -54,7 +55,7 @@ impl<S: Store> Idempotency<S> {
 ///
 /// A round begins [`sweep_interval`](crate::IdempotencyBuilder::sweep_interval) after the last one,
 /// or up to half of that earlier, at random. When the store does not answer, or the reconciler fails
-/// for everything that it is asked about, the pauses grow up to ten intervals. A record whose
+/// for all of many records, the pauses grow up to ten intervals. A record whose
 /// question fails is asked about again after a pause that grows in the same way, and holds up no
 /// other. Nothing but [`shutdown`](Sweeping::shutdown) or a drop ends it.
 ///
@@ -65,6 +66,8 @@ pub struct Sweeper {
     engine: Arc<Engine>,
     concurrency: usize,
     walk: Walk,
+    /// Whether the reconciler failed for all of many in the last round.
+    stuck: bool,
 }
 
 /// How far the walk through abandoned records has got; a round may end in the middle of it.
@@ -126,7 +129,7 @@ impl Sweeper {
                 Err(_) => Err(StoreError::unavailable("a store call panicked")),
             };
             let failed = match &round {
-                Ok(swept) => swept.is_stuck(),
+                Ok(_) => self.stuck,
                 Err(error) => {
                     telemetry::sweep_failed(error, self.engine.store_name);
                     // What no repetition mends must not hold up what can be done beside it.
@@ -161,6 +164,7 @@ impl Sweeper {
     /// Asks about abandoned records, page by page, until there are no more or it is enough for one
     /// round.
     async fn walk(&mut self, swept: &mut Swept, stop: &Stop) -> Result<(), StoreError> {
+        self.stuck = false;
         let engine = Arc::clone(&self.engine);
         while !stop.is_set() && swept.seen < RECORDS_PER_ROUND {
             let listed = engine
@@ -174,7 +178,7 @@ impl Sweeper {
                     return Err(error);
                 }
             };
-            let stuck = self.reconcile(page.records, swept, stop).await;
+            self.stuck = self.reconcile(page.records, swept, stop).await;
             self.walk.after = page.next;
             if self.walk.after.is_none() {
                 let walk = std::mem::take(&mut self.walk);
@@ -182,7 +186,7 @@ impl Sweeper {
                 swept.complete = true;
                 return Ok(());
             }
-            if stuck {
+            if self.stuck {
                 return Ok(());
             }
             // A page may be empty, and the store answer at once.
@@ -213,7 +217,8 @@ impl Sweeper {
             self.count(asking.join_next().await, &mut page);
         }
         swept.add(&page);
-        page.failed >= MANY && page.is_stuck()
+        let answered = page.happened + page.not_happened + page.unknown + page.overtaken;
+        page.failed >= MANY && answered == 0
     }
 
     fn count(
@@ -255,7 +260,7 @@ impl Sweeper {
         while !stop.is_set() {
             let purging = engine.store().purge(RECORDS_PER_PURGE);
             let purged = engine.call_within(limit, "purge", purging).await?;
-            telemetry::purged(purged.unresolved);
+            telemetry::purged(&purged);
             swept.purged.removed += purged.removed;
             swept.purged.unresolved += purged.unresolved;
             if purged.removed == 0 {
@@ -301,12 +306,6 @@ pub struct Swept {
 }
 
 impl Swept {
-    /// Whether nothing that was asked had an answer.
-    const fn is_stuck(&self) -> bool {
-        let answered = self.happened + self.not_happened + self.unknown + self.overtaken;
-        self.failed > 0 && answered == 0
-    }
-
     fn add(&mut self, page: &Self) {
         self.seen += page.seen;
         self.happened += page.happened;

@@ -9,6 +9,7 @@ use crate::error::StoreError;
 use crate::reconciler::Reconciled;
 use crate::record::Timestamp;
 use crate::scope::ScopedKey;
+use crate::store::Purged;
 use crate::sweeper::Swept;
 
 /// How a request was answered, in the label `outcome` of the counter `idempotency.requests` and in
@@ -119,11 +120,13 @@ pub(crate) fn personal_data(key: &ScopedKey) {
     event::personal_data(key);
 }
 
-/// Reports records that expired although nobody ever said how they ended.
-pub(crate) fn purged(unresolved: usize) {
-    if unresolved > 0 {
-        event::purged(unresolved);
+/// Reports records that expired although nobody ever said how they ended, at error level, and counts
+/// all that were removed in the counter `idempotency.purged`, by `state`: `resolved`, `unresolved`.
+pub(crate) fn purged(purged: &Purged) {
+    if purged.unresolved > 0 {
+        event::purged(purged.unresolved);
     }
+    metric::purged(purged);
 }
 
 /// Counts one look at an abandoned record in the counter `idempotency.reconciled`, by `verdict`:
@@ -165,7 +168,6 @@ pub(crate) fn swept(swept: &Swept) {
     {
         event::swept(swept);
     }
-    metric::purged(&swept.purged);
 }
 
 /// Reports a round that failed at error level, in the counter `idempotency.sweep.errors`.
@@ -342,8 +344,7 @@ mod event {
 mod metric {
     use std::time::{Instant, SystemTime};
 
-    use crate::record::Timestamp;
-    use crate::store::Purged;
+    use super::{Purged, Timestamp};
 
     pub(super) fn request(outcome: &'static str, store: &'static str) {
         metrics::counter!("idempotency.requests", "outcome" => outcome, "store" => store)
@@ -385,7 +386,6 @@ mod metric {
             .set(age.unwrap_or_default().as_secs_f64());
     }
 
-    /// Records that expired and were removed, by whether somebody had closed them.
     pub(super) fn purged(purged: &Purged) {
         let resolved = purged.removed.saturating_sub(purged.unresolved);
         for (state, count) in [("resolved", resolved), ("unresolved", purged.unresolved)] {
@@ -423,8 +423,7 @@ mod metric {
 
 #[cfg(not(feature = "metrics"))]
 mod metric {
-    use crate::record::Timestamp;
-    use crate::store::Purged;
+    use super::{Purged, Timestamp};
 
     pub(super) fn reconciled(_: &'static str, _: &'static str) {}
     pub(super) fn abandoned(_: usize, _: Option<Timestamp>, _: &'static str) {}

@@ -104,6 +104,44 @@ async fn a_store_that_is_away_is_asked_less_often() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_record_that_always_fails_does_not_slow_it_down() {
+    let gateway = Gateway::that(Says::NotHappened);
+    gateway.says_of(&key("poison"), Says::Fails);
+    let engine = asking(&gateway);
+    leave(&engine, "poison").await;
+    let sweeping = engine.sweeper().spawn();
+    for n in 0..30 {
+        let name = n.to_string();
+        leave(&engine, &name).await;
+        sleep(INTERVAL + SECOND).await;
+        assert!(
+            gateway.asked().iter().any(|asked| asked.key == key(&name)),
+            "{n}"
+        );
+    }
+    sweeping.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_gateway_that_is_away_is_asked_less_often() {
+    let gateway = Gateway::that(Says::Fails);
+    let engine = asking(&gateway);
+    for n in 0..20 {
+        leave(&engine, &n.to_string()).await;
+    }
+    let sweeping = engine.sweeper().spawn();
+    sleep(100 * INTERVAL).await;
+    let questions = gateway.questions();
+    // A question each in all of a hundred rounds would be 2,000 at the least.
+    assert!((100..=600).contains(&questions), "{questions}");
+    gateway.says(Says::NotHappened);
+    sleep(20 * INTERVAL + SECOND).await;
+    let swept = engine.sweeper().sweep().await.unwrap();
+    assert_eq!(swept.seen, 0);
+    sweeping.shutdown().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_long_walk_goes_on_without_a_pause() {
     let gateway = Gateway::that(Says::NotHappened);
     let engine = asking(&gateway);
