@@ -346,3 +346,18 @@ async fn a_job_of_which_nobody_knows_stays_unknown() {
     let repeated = job(&engine, Ok(7)).await;
     assert!(matches!(repeated, Err(RunError::OutcomeUnknown)));
 }
+
+#[test]
+fn times_that_cannot_work_are_refused() {
+    let builder = || tower_idempotency::Idempotency::builder(tower_idempotency::MemoryStore::new());
+    let error = builder()
+        .reconcile_timeout(Duration::ZERO)
+        .build()
+        .unwrap_err();
+    assert_eq!(error.setting(), "reconcile_timeout");
+    let error = builder()
+        .sweep_interval(Duration::ZERO)
+        .build()
+        .unwrap_err();
+    assert_eq!(error.setting(), "sweep_interval");
+}
