@@ -80,10 +80,12 @@ impl Claim {
 #[non_exhaustive]
 pub enum OnAbandoned {
     /// Nobody knows whether the work was done, so nobody does it again: the key answers *outcome
-    /// unknown* until it is reconciled. The default, and the only choice for money.
+    /// unknown* until it is [reconciled](crate::IdempotencyBuilder::reconciler). The default, and the
+    /// only choice for money.
     #[default]
     Hold,
-    /// Another attempt takes over. Only for handlers that are harmless when they run twice.
+    /// Another attempt takes over. Only for handlers that are harmless when they run twice; one that
+    /// works in phases resumes after the last [checkpoint](crate::Attempt::checkpoint).
     Rerun,
 }
 

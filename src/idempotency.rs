@@ -2,8 +2,10 @@
 //!
 //! It knows no HTTP server and no database.
 
+use std::error::Error;
 use std::fmt;
 use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use crate::fingerprint::{Fingerprint, FingerprintMatch};
 use crate::heartbeat::Heartbeat;
 use crate::one_commit::Begin;
 use crate::outcome::Outcome;
+use crate::reconciler::{Reconciler, Verdict};
 use crate::record::{Record, State};
 use crate::scope::ScopedKey;
 use crate::store::{Completion, Fenced, OneCommit, Purged, Store};
@@ -108,7 +111,7 @@ impl<S: Store> Idempotency<S> {
     /// [`StoreError`] if the store did not answer.
     pub async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         let purged = self.store.purge(limit).await?;
-        telemetry::purged(purged.unresolved);
+        telemetry::purged(&purged);
         Ok(purged)
     }
 
@@ -162,6 +165,7 @@ pub struct IdempotencyBuilder<S> {
     store: Arc<S>,
     one_commit: Option<Arc<dyn Begin>>,
     settings: Settings,
+    reconciler: Option<Reconciler>,
 }
 
 impl<S: Store> IdempotencyBuilder<S> {
@@ -170,6 +174,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             store: Arc::new(store),
             one_commit: None,
             settings: Settings::default(),
+            reconciler: None,
         }
     }
 
@@ -208,6 +213,78 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// Checkpoints and correlation ids are not recorded. Give it a namespace of its own.
     pub fn one_commit(mut self, transactions: impl OneCommit<Store = S>) -> Self {
         self.one_commit = Some(Arc::new(transactions));
+        self
+    }
+
+    /// Who knows how an attempt ended that nobody heard of again: your function that asks the gateway,
+    /// or looks into your own tables. Default: nobody, and such keys stay held until an operator
+    /// closes them.
+    ///
+    /// It is given the [`Record`] with what the handler attached ([correlation id and
+    /// checkpoints](crate::Notes)), the number of the attempt and its times, and says a [`Verdict`].
+    /// A retry that meets an abandoned key asks it at once, and a [`Sweeper`](crate::Sweeper) asks it
+    /// about all of them. Under [`OnAbandoned::Rerun`] a retry takes over and asks nobody.
+    ///
+    /// An error, a panic, or no answer within the [time limit](Self::reconcile_timeout) is logged and
+    /// means [`Verdict::Unknown`]. It may be asked again about a record that it has answered for (a
+    /// reply of the store may be lost), by several processes at once, and its future may be dropped
+    /// at any `.await`.
+    ///
+    /// ```
+    /// use bytes::Bytes;
+    /// use http::Response;
+    /// use tower_idempotency::{Idempotency, MemoryStore, Record, Verdict};
+    ///
+    /// # struct Charge { id: String, paid: bool }
+    /// # struct Gateway;
+    /// # static GATEWAY: Gateway = Gateway;
+    /// # impl Gateway {
+    /// #     async fn cancel_unless_paid(&self, _: &str) -> Result<Charge, std::io::Error> { todo!() }
+    /// # }
+    /// type BoxError = Box<dyn std::error::Error + Send + Sync>;
+    ///
+    /// async fn ask_the_gateway(record: Record) -> Result<Verdict, BoxError> {
+    ///     // Attached by the handler, before it called the gateway.
+    ///     let Some(order) = &record.notes.correlation else {
+    ///         return Ok(Verdict::Unknown);
+    ///     };
+    ///     // Cancelling is what makes "it did not happen" final.
+    ///     let charge = GATEWAY.cancel_unless_paid(order).await?;
+    ///     if !charge.paid {
+    ///         return Ok(Verdict::NotHappened);
+    ///     }
+    ///     let answer = Response::builder().status(201).body(Bytes::from(charge.id))?;
+    ///     Ok(Verdict::Happened(answer.into()))
+    /// }
+    ///
+    /// # fn main() -> Result<(), tower_idempotency::ConfigError> {
+    /// let idempotency = Idempotency::builder(MemoryStore::new())
+    ///     .reconciler(ask_the_gateway)
+    ///     .build()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn reconciler<F, Fut, E>(mut self, reconciler: F) -> Self
+    where
+        F: Fn(Record) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Verdict, E>> + Send + 'static,
+        E: Into<Box<dyn Error + Send + Sync>>,
+    {
+        self.reconciler = Some(Reconciler::new(reconciler));
+        self
+    }
+
+    /// How long one answer of the [reconciler](Self::reconciler) may take, and with it a retry that
+    /// asks it. Default 10 s.
+    pub fn reconcile_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.reconcile_timeout = timeout;
+        self
+    }
+
+    /// The longest pause between two rounds of a [`Sweeper`](crate::Sweeper), and the `Retry-After`
+    /// of a 409 `outcome_unknown`: set it alike in processes that sweep and in those that answer.
+    /// Default: as long as the lease.
+    pub fn sweep_interval(mut self, interval: Duration) -> Self {
+        self.settings.sweep_interval = Some(interval);
         self
     }
 
@@ -277,6 +354,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             store: Arc::clone(&self.store) as Arc<dyn Store>,
             one_commit: self.one_commit,
             settings: self.settings,
+            reconciler: self.reconciler,
             heartbeat: Heartbeat::default(),
             tracker: Arc::default(),
         };
@@ -298,6 +376,8 @@ pub(crate) struct Settings {
     pub(crate) complete_wait: Duration,
     pub(crate) detached_limit: usize,
     pub(crate) drain: Duration,
+    pub(crate) reconcile_timeout: Duration,
+    sweep_interval: Option<Duration>,
     pub(crate) secret: Option<Box<[u8]>>,
 }
 
@@ -313,6 +393,8 @@ impl Default for Settings {
             complete_wait: Duration::from_secs(5),
             detached_limit: 1024,
             drain: Duration::from_secs(30),
+            reconcile_timeout: Duration::from_secs(10),
+            sweep_interval: None,
             secret: None,
         }
     }
@@ -333,6 +415,11 @@ pub(crate) fn check_duration(setting: &'static str, value: Duration) -> Result<(
 }
 
 impl Settings {
+    /// When somebody looks after abandoned records again.
+    pub(crate) fn sweep_interval(&self) -> Duration {
+        self.sweep_interval.unwrap_or(self.lease)
+    }
+
     fn check(&self) -> Result<(), ConfigError> {
         check_duration("lease", self.lease)?;
         check_duration("retention", self.retention)?;
@@ -340,6 +427,8 @@ impl Settings {
         check_duration("store_timeout", self.store_timeout)?;
         check_duration("complete_wait", self.complete_wait)?;
         check_duration("drain_limit", self.drain)?;
+        check_duration("reconcile_timeout", self.reconcile_timeout)?;
+        check_duration("sweep_interval", self.sweep_interval())?;
         if self.lease < Duration::from_millis(1) {
             return Err(ConfigError::new("lease", "must be a millisecond at least"));
         }
@@ -382,6 +471,7 @@ pub(crate) struct Engine {
     one_commit: Option<Arc<dyn Begin>>,
     pub(crate) store_name: &'static str,
     pub(crate) settings: Settings,
+    pub(crate) reconciler: Option<Reconciler>,
     pub(crate) heartbeat: Heartbeat,
     pub(crate) tracker: Arc<Tracker>,
 }
@@ -435,7 +525,7 @@ impl Closing {
 }
 
 /// The pause before the n-th repetition of a store call.
-fn backoff(tries: u32) -> Duration {
+pub(crate) fn backoff(tries: u32) -> Duration {
     Duration::from_millis(10 << tries.min(7))
 }
 
@@ -460,10 +550,19 @@ impl Engine {
         StoreCall::new(limit, op, self.store_name, call)
     }
 
-    pub(crate) async fn admit(
+    pub(crate) fn admit<'a>(
+        self: &'a Arc<Self>,
+        key: &'a ScopedKey,
+        fingerprint: Fingerprint,
+    ) -> impl Future<Output = Result<Admission, AdmitError>> + Send + 'a {
+        self.admit_once(key, fingerprint, self.reconciler.is_some())
+    }
+
+    async fn admit_once(
         self: &Arc<Self>,
         key: &ScopedKey,
         fingerprint: Fingerprint,
+        may_reconcile: bool,
     ) -> Result<Admission, AdmitError> {
         if self.tracker.detached() >= self.settings.detached_limit {
             return Err(AdmitError::Overloaded);
@@ -498,8 +597,29 @@ impl Engine {
                 let attempt = AttemptGuard::new(self, claim, fingerprint, notes, asking);
                 Ok(Admission::First(attempt))
             }
+            Claimed::Existing(record)
+                if may_reconcile && record.is_abandoned() && is_for(&record, &fingerprint) =>
+            {
+                self.admit_reconciled(record, fingerprint).await
+            }
             Claimed::Existing(record) => judge(record, &fingerprint).map_err(AdmitError::Store),
         }
+    }
+
+    /// Asks how the attempt of this abandoned record ended; if that can be told, whoever comes now
+    /// finds the key completed or free. Boxed, because it is rare, and would make the future of every
+    /// attempt larger.
+    fn admit_reconciled(
+        self: &Arc<Self>,
+        record: Record,
+        fingerprint: Fingerprint,
+    ) -> Pin<Box<dyn Future<Output = Result<Admission, AdmitError>> + Send + '_>> {
+        Box::pin(async move {
+            if self.reconcile_at_once(&record).await {
+                return self.admit_once(&record.key, fingerprint, false).await;
+            }
+            judge(record, &fingerprint).map_err(AdmitError::Store)
+        })
     }
 
     /// Claims, asking again with the same owner while that may help.
@@ -757,6 +877,15 @@ impl Drop for Unanswered<'_> {
             self.engine.free_in_background(self.request, home);
         }
     }
+}
+
+/// Whether the record is that of this request, as far as can be told.
+fn is_for(record: &Record, fingerprint: &Fingerprint) -> bool {
+    let compared = record.fingerprint.compare(fingerprint);
+    matches!(
+        compared,
+        FingerprintMatch::Same | FingerprintMatch::OtherRecipe
+    )
 }
 
 pub(crate) fn judge(record: Record, fingerprint: &Fingerprint) -> Result<Admission, StoreError> {

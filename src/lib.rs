@@ -19,7 +19,8 @@
 //! ```
 //!
 //! The [README](_documentation::readme) says where the layer goes among others and how a client
-//! retries; [DESIGN](_documentation::design) says why it is so.
+//! retries; [DESIGN](_documentation::design) says why it is so;
+//! [OPERATIONS](_documentation::operations) says what to do when things go wrong.
 //!
 //! # The contract
 //!
@@ -60,6 +61,7 @@
 //! | which answers are kept | [`RetentionPolicy`] |
 //! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
 //! | rows and answer in one commit | [`Idempotency::recording`], [`IdempotencyBuilder::one_commit`] |
+//! | attempts that died | [`IdempotencyBuilder::reconciler`], [`Verdict`], [`Sweeper`], [OPERATIONS](_documentation::operations) |
 //! | start-up checks | [`Idempotency::probe`] |
 #![cfg_attr(feature = "testing", doc = "| tests of stores | [`testing`] |")]
 //! | API documentation | [`Policy`] |
@@ -124,6 +126,7 @@ mod key;
 mod one_commit;
 mod outcome;
 mod probe;
+mod reconciler;
 mod record;
 mod recording;
 mod retention;
@@ -131,6 +134,7 @@ mod run;
 mod scope;
 pub mod store;
 mod store_call;
+mod sweeper;
 mod telemetry;
 #[cfg(feature = "testing")]
 #[allow(
@@ -159,6 +163,7 @@ pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use probe::{ProbeError, ProbeStep, probe};
+pub use reconciler::Verdict;
 pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
 pub use run::{Advice, Failure, Ran, RunError};
@@ -182,6 +187,7 @@ pub use store::{RedisConnection, RedisOptions, RedisStore};
 pub use store::{
     SqliteOneCommit, SqliteOptions, SqliteRecording, SqliteStore, SqliteTransaction, SqliteWork,
 };
+pub use sweeper::{Sweeper, Sweeping, Swept};
 pub use transaction::{NoTransaction, Transaction, TransactionSlot};
 
 /// The documents beside the sources, compiled with the tests.
@@ -193,6 +199,9 @@ pub mod _documentation {
     /// Why it is so.
     #[doc = include_str!("../DESIGN.md")]
     pub mod design {}
+    /// When things go wrong.
+    #[doc = include_str!("../OPERATIONS.md")]
+    pub mod operations {}
     /// Other crates, and when to use them.
     #[doc = include_str!("../COMPARE.md")]
     pub mod compare {}

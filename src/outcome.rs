@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytes::{BufMut, Bytes};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use serde::Serialize;
 
 /// The result of an attempt: status, headers, body and trailers, or a tombstone.
 ///
@@ -48,6 +49,18 @@ const FORM_TOMBSTONE: u8 = 1;
 const FORM_VALUE: u8 = 2;
 const FIXED: usize = 4;
 
+const OF_ONE_CONNECTION: [&str; 9] = [
+    "connection",
+    "content-length",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "date",
+];
+
 impl Outcome {
     /// A response that is kept whole, with its headers as they are given: leave out what belongs to
     /// one exchange only. The body may come in pieces.
@@ -90,6 +103,26 @@ impl Outcome {
             let _ = response.headers_mut().try_append(name, value);
         }
         Some(response)
+    }
+
+    /// What [`Idempotency::run`](crate::Idempotency::run) keeps of work that returned this value:
+    /// later calls return it as [`Ran::Repeat`](crate::Ran::Repeat).
+    ///
+    /// # Errors
+    ///
+    /// If the value cannot be written as JSON.
+    pub fn of_value<T: Serialize + ?Sized>(value: &T) -> Result<Self, serde_json::Error> {
+        serde_json::to_vec(&Ok::<&T, ()>(value)).map(|bytes| Self::value(&bytes))
+    }
+
+    /// What [`Idempotency::run`](crate::Idempotency::run) keeps of work that failed for good: later
+    /// calls return it as [`RunError::Terminal`](crate::RunError::Terminal).
+    ///
+    /// # Errors
+    ///
+    /// If the error cannot be written as JSON.
+    pub fn of_error<E: Serialize + ?Sized>(error: &E) -> Result<Self, serde_json::Error> {
+        serde_json::to_vec(&Err::<(), &E>(error)).map(|bytes| Self::value(&bytes))
     }
 
     /// The value that a job returned, as bytes; it has no status and no headers.
@@ -213,6 +246,16 @@ impl Outcome {
     /// The body: a slice of the frame, not a copy.
     pub fn body(&self) -> Bytes {
         self.frame.slice(self.body_at as usize..)
+    }
+}
+
+impl From<Response<Bytes>> for Outcome {
+    /// A response that is kept whole, but for the headers that frame a message or speak to one
+    /// connection (RFC 9110 section 7.6.1): whoever sends it again adds its own.
+    fn from(response: Response<Bytes>) -> Self {
+        let (parts, body) = response.into_parts();
+        let keep = |name: &HeaderName| !OF_ONE_CONNECTION.contains(&name.as_str());
+        Self::filtered(parts.status, &parts.headers, keep, &[&body], None)
     }
 }
 

@@ -93,19 +93,6 @@ impl<S: Store> Idempotency<S> {
     }
 }
 
-impl Outcome {
-    /// The value of a piece of work in the form in which [`Idempotency::run`] keeps it: for work that
-    /// records its outcome itself, in a transaction of its own, and then returns the same value.
-    ///
-    /// # Errors
-    ///
-    /// If the value cannot be written as JSON.
-    pub fn ran<T: Serialize>(value: &T) -> Result<Self, serde_json::Error> {
-        let bytes = serde_json::to_vec(&Ok::<&T, ()>(value))?;
-        Ok(Self::value(&bytes))
-    }
-}
-
 /// The value of a piece of work that is done, and who did it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran<T> {
@@ -260,8 +247,8 @@ where
         }
     };
     let kept = match &result {
-        Ok(value) => serde_json::to_vec(&Ok::<&T, &E>(value)),
-        Err(Failure::Terminal(error)) => serde_json::to_vec(&Err::<&T, &E>(error)),
+        Ok(value) => Outcome::of_value(value),
+        Err(Failure::Terminal(error)) => Outcome::of_error(error),
         Err(Failure::Transient(_)) => {
             let settled = attempt.release().await;
             return conclude(settled, result);
@@ -273,13 +260,12 @@ where
     };
     // What cannot be read back (a float that is no number becomes `null`) would be an error for every
     // repetition.
-    let kept = kept.and_then(|bytes| {
-        let _: Result<T, E> = serde_json::from_slice(&bytes)?;
-        Ok(bytes)
+    let kept = kept.and_then(|outcome| {
+        let _: Result<T, E> = serde_json::from_slice(&outcome.body())?;
+        Ok(outcome)
     });
     match kept {
-        Ok(bytes) => {
-            let outcome = Outcome::value(&bytes);
+        Ok(outcome) => {
             let closing = Closing::Complete {
                 outcome,
                 retention: None,

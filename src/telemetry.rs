@@ -3,7 +3,14 @@
 //! Keys are shown as a prefix of their hash, never in clear: they can hold personal data. A hash is
 //! computed only when somebody listens.
 
+use std::error::Error;
+
+use crate::error::StoreError;
+use crate::reconciler::Reconciled;
+use crate::record::Timestamp;
 use crate::scope::ScopedKey;
+use crate::store::Purged;
+use crate::sweeper::Swept;
 
 /// How a request was answered, in the label `outcome` of the counter `idempotency.requests` and in
 /// the field `idempotency.outcome` of the span.
@@ -99,7 +106,7 @@ pub(crate) fn fault(fault: Fault, key: &ScopedKey, attempt: u32) {
 }
 
 /// Reports a failed store call at warning level.
-pub(crate) fn store_failed(op: &'static str, error: &crate::error::StoreError) {
+pub(crate) fn store_failed(op: &'static str, error: &StoreError) {
     event::store_failed(op, error);
 }
 
@@ -113,11 +120,60 @@ pub(crate) fn personal_data(key: &ScopedKey) {
     event::personal_data(key);
 }
 
-/// Reports records that expired although nobody ever said how they ended.
-pub(crate) fn purged(unresolved: usize) {
-    if unresolved > 0 {
-        event::purged(unresolved);
+/// Reports records that expired although nobody ever said how they ended, at error level, and counts
+/// all that were removed in the counter `idempotency.purged`, by `state`: `resolved`, `unresolved`.
+pub(crate) fn purged(purged: &Purged) {
+    if purged.unresolved > 0 {
+        event::purged(purged.unresolved);
     }
+    metric::purged(purged);
+}
+
+/// Counts one look at an abandoned record in the counter `idempotency.reconciled`, by `verdict`:
+/// `happened`, `not_happened`, `unknown`, `failed` (the reconciler or the store), `overtaken` (the
+/// record was somebody else's by then).
+pub(crate) fn reconciled(
+    reconciled: Reconciled,
+    key: &ScopedKey,
+    attempt: u32,
+    store: &'static str,
+) {
+    event::reconciled(reconciled, key, attempt);
+    metric::reconciled(reconciled.label(), store);
+}
+
+/// Reports a reconciler that failed at warning level.
+pub(crate) fn reconciler_failed(
+    key: &ScopedKey,
+    attempt: u32,
+    error: &(dyn Error + Send + Sync + 'static),
+) {
+    event::reconciler_failed(key, attempt, error);
+}
+
+/// Says at the end of a walk how many records are still abandoned, in the gauge
+/// `idempotency.abandoned`, and for how many seconds the oldest of them has been, in the gauge
+/// `idempotency.abandoned.oldest`: by the clock of this process, against the store's.
+pub(crate) fn abandoned(left: usize, oldest: Option<Timestamp>, store: &'static str) {
+    metric::abandoned(left, oldest, store);
+}
+
+/// Reports what a sweeper did in one round, if it did something.
+pub(crate) fn swept(swept: &Swept) {
+    if *swept
+        != (Swept {
+            complete: swept.complete,
+            ..Swept::default()
+        })
+    {
+        event::swept(swept);
+    }
+}
+
+/// Reports a round that failed at error level, in the counter `idempotency.sweep.errors`.
+pub(crate) fn sweep_failed(error: &StoreError, store: &'static str) {
+    event::sweep_failed(error);
+    metric::sweep_failed(store);
 }
 
 /// Counts bytes of a response that was kept.
@@ -151,8 +207,7 @@ pub(crate) use event::RequestSpan;
 
 #[cfg(feature = "tracing")]
 mod event {
-    use super::{Answered, Fault, ScopedKey};
-    use crate::error::StoreError;
+    use super::{Answered, Error, Fault, Reconciled, ScopedKey, StoreError, Swept};
 
     /// The span `idempotency` of one guarded request; entered at every poll, in place or detached.
     #[derive(Clone, Debug)]
@@ -193,7 +248,7 @@ mod event {
     }
 
     pub(super) fn store_failed(op: &'static str, error: &StoreError) {
-        let source = std::error::Error::source(error);
+        let source = Error::source(error);
         tracing::warn!(op, %error, source, "a store call failed");
     }
 
@@ -202,6 +257,36 @@ mod event {
             unresolved,
             "records with an unknown outcome expired unresolved"
         );
+    }
+
+    pub(super) fn reconciled(reconciled: Reconciled, key: &ScopedKey, attempt: u32) {
+        let verdict = reconciled.label();
+        if reconciled.is_closed() {
+            tracing::info!(verdict, key_hash = %key.log_id(), attempt, "an abandoned key was closed");
+        } else {
+            tracing::debug!(verdict, key_hash = %key.log_id(), attempt, "an abandoned key stays held");
+        }
+    }
+
+    pub(super) fn reconciler_failed(
+        key: &ScopedKey,
+        attempt: u32,
+        error: &(dyn Error + Send + Sync + 'static),
+    ) {
+        let source = error.source();
+        tracing::warn!(
+            key_hash = %key.log_id(), attempt, %error, source,
+            "the reconciler failed: the key stays held, and it is asked again later"
+        );
+    }
+
+    pub(super) fn swept(swept: &Swept) {
+        tracing::debug!(?swept, "a sweeper's round has ended");
+    }
+
+    pub(super) fn sweep_failed(error: &StoreError) {
+        let source = Error::source(error);
+        tracing::error!(%error, source, "a sweeper's round failed; it is tried again later");
     }
 
     pub(super) fn other_recipe(key: &ScopedKey) {
@@ -221,8 +306,7 @@ mod event {
 
 #[cfg(not(feature = "tracing"))]
 mod event {
-    use super::{Answered, Fault, ScopedKey};
-    use crate::error::StoreError;
+    use super::{Answered, Error, Fault, Reconciled, ScopedKey, StoreError, Swept};
 
     #[derive(Clone, Debug)]
     pub(crate) struct RequestSpan;
@@ -243,13 +327,24 @@ mod event {
     }
     pub(super) fn store_failed(_: &'static str, _: &StoreError) {}
     pub(super) fn purged(_: usize) {}
+    pub(super) fn reconciled(_: Reconciled, _: &ScopedKey, _: u32) {}
+    pub(super) fn reconciler_failed(
+        _: &ScopedKey,
+        _: u32,
+        _: &(dyn Error + Send + Sync + 'static),
+    ) {
+    }
+    pub(super) fn swept(_: &Swept) {}
+    pub(super) fn sweep_failed(_: &StoreError) {}
     pub(super) fn other_recipe(_: &ScopedKey) {}
     pub(super) fn personal_data(_: &ScopedKey) {}
 }
 
 #[cfg(feature = "metrics")]
 mod metric {
-    use std::time::Instant;
+    use std::time::{Instant, SystemTime};
+
+    use super::{Purged, Timestamp};
 
     pub(super) fn request(outcome: &'static str, store: &'static str) {
         metrics::counter!("idempotency.requests", "outcome" => outcome, "store" => store)
@@ -268,6 +363,40 @@ mod metric {
 
     pub(super) fn in_flight(change: i8) {
         metrics::gauge!("idempotency.in_flight").increment(f64::from(change));
+    }
+
+    pub(super) fn reconciled(verdict: &'static str, store: &'static str) {
+        metrics::counter!("idempotency.reconciled", "verdict" => verdict, "store" => store)
+            .increment(1);
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
+    #[allow(
+        clippy::disallowed_methods,
+        reason = "nothing is decided by it: an operator looks at it"
+    )]
+    pub(super) fn abandoned(left: usize, oldest: Option<Timestamp>, store: &'static str) {
+        let age = oldest.and_then(|oldest| {
+            SystemTime::now()
+                .duration_since(oldest.to_system_time())
+                .ok()
+        });
+        metrics::gauge!("idempotency.abandoned", "store" => store).set(left as f64);
+        metrics::gauge!("idempotency.abandoned.oldest", "store" => store)
+            .set(age.unwrap_or_default().as_secs_f64());
+    }
+
+    pub(super) fn purged(purged: &Purged) {
+        let resolved = purged.removed.saturating_sub(purged.unresolved);
+        for (state, count) in [("resolved", resolved), ("unresolved", purged.unresolved)] {
+            if count > 0 {
+                metrics::counter!("idempotency.purged", "state" => state).increment(count as u64);
+            }
+        }
+    }
+
+    pub(super) fn sweep_failed(store: &'static str) {
+        metrics::counter!("idempotency.sweep.errors", "store" => store).increment(1);
     }
 
     pub(super) struct Timer(Instant);
@@ -294,6 +423,12 @@ mod metric {
 
 #[cfg(not(feature = "metrics"))]
 mod metric {
+    use super::{Purged, Timestamp};
+
+    pub(super) fn reconciled(_: &'static str, _: &'static str) {}
+    pub(super) fn abandoned(_: usize, _: Option<Timestamp>, _: &'static str) {}
+    pub(super) fn purged(_: &Purged) {}
+    pub(super) fn sweep_failed(_: &'static str) {}
     #[inline]
     pub(super) fn request(_: &'static str, _: &'static str) {}
     pub(super) fn fault(_: &'static str) {}

@@ -296,7 +296,7 @@ where
                 }
                 Ok(Admission::OutcomeUnknown) => {
                     let mut problem = config.problem(ProblemKind::OutcomeUnknown);
-                    problem.retry_after = Some(engine.settings.lease);
+                    problem.retry_after = Some(engine.settings.sweep_interval());
                     self.refuse(problem, Answered::OutcomeUnknown)
                 }
                 Err(AdmitError::Store(error))

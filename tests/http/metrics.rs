@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::body::Body;
 use futures_util::FutureExt;
@@ -12,7 +13,9 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
 };
-use tower_idempotency::{IdempotencyLayer, MemoryStore, MissingKey, OnOutage, RetentionOverride};
+use tower_idempotency::{
+    IdempotencyLayer, MemoryStore, MissingKey, OnOutage, RetentionOverride, Verdict,
+};
 
 use crate::app::{App, Gate, paid, pay, post};
 
@@ -67,8 +70,9 @@ impl GaugeFn for Cell {
     fn decrement(&self, value: f64) {
         self.add(-value);
     }
-    fn set(&self, _: f64) {
-        unreachable!("several engines share the gauge");
+    fn set(&self, value: f64) {
+        let mut sums = self.sums.0.lock().unwrap();
+        sums.insert(self.name.clone(), value);
     }
 }
 
@@ -237,6 +241,47 @@ fn faults_are_counted_by_their_kind() {
         let _ = AssertUnwindSafe(app.call(pay("k"))).catch_unwind().await;
     });
     assert_eq!(sums.get("idempotency.faults kind=outcome_unknown"), 1.0);
+}
+
+#[test]
+fn what_becomes_of_abandoned_keys_is_counted() {
+    let sums = measured(async {
+        let app = App::with_engine(
+            |engine| {
+                engine.reconciler(|record| async move {
+                    match record.key.key() {
+                        "a" => Ok(Verdict::NotHappened),
+                        "b" => Ok(Verdict::Unknown),
+                        _ => Err("the gateway is away"),
+                    }
+                })
+            },
+            |layer| layer,
+            |_| async { panic!("out of cheese") as () },
+        );
+        tokio::time::pause();
+        for key in ["a", "b", "c", "d"] {
+            let _ = AssertUnwindSafe(app.call(pay(key))).catch_unwind().await;
+        }
+        let mut sweeper = app.idempotency.sweeper();
+        let _ = sweeper.sweep().await.unwrap();
+        tokio::time::advance(Duration::from_secs(48 * 60 * 60)).await;
+        let _ = sweeper.sweep().await.unwrap();
+    });
+    for (verdict, count) in [("not_happened", 1.0), ("unknown", 2.0), ("failed", 4.0)] {
+        let name = format!("idempotency.reconciled verdict={verdict} store=memory");
+        assert_eq!(sums.get(&name), count, "{name}: {:?}", sums.names());
+    }
+    for (state, count) in [("resolved", 1.0), ("unresolved", 3.0)] {
+        assert_eq!(
+            sums.get(&format!("idempotency.purged state={state}")),
+            count
+        );
+    }
+    for gauge in ["idempotency.abandoned", "idempotency.abandoned.oldest"] {
+        let name = format!("{gauge} store=memory");
+        assert!(sums.names().contains(&name), "{:?}", sums.names());
+    }
 }
 
 #[test]

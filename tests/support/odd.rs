@@ -133,6 +133,7 @@ impl Store for OddStore {
         after: Option<&Cursor>,
         limit: usize,
     ) -> Result<AbandonedPage, StoreError> {
+        self.check(Move::Abandoned)?;
         self.inner.abandoned(after, limit).await
     }
 
@@ -141,6 +142,7 @@ impl Store for OddStore {
         record: &Record,
         resolution: &Resolution,
     ) -> Result<Fenced, StoreError> {
+        self.check(Move::Resolve)?;
         self.inner.resolve(record, resolution).await
     }
 
@@ -154,6 +156,7 @@ impl Store for OddStore {
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
+        self.check(Move::Purge)?;
         self.inner.purge(limit).await
     }
 

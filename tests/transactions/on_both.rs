@@ -261,7 +261,7 @@ async fn a_job_records_its_value_itself<D: Database>() {
         idempotency
             .clone()
             .run(&key("points"), fingerprint(), |attempt| async move {
-                let outcome = Outcome::ran(&100).map_err(|_| Failure::Unknown(()))?;
+                let outcome = Outcome::of_value(&100).map_err(|_| Failure::Unknown(()))?;
                 let charging = till.charge(&idempotency, &attempt, outcome, |_| {});
                 charging.await.map_err(|_| Failure::Transient(()))?;
                 Ok::<u32, Failure<()>>(100)
