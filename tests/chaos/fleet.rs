@@ -111,8 +111,14 @@ impl Fleet {
         self.addresses.set(process, None);
         self.signal("-TERM", process);
         let said = self.line(process, Duration::from_secs(60)).await;
-        let status = tokio::task::block_in_place(|| self.processes[process].child.wait());
-        let status = status.expect("a child");
+        let child = &mut self.processes[process].child;
+        // Not `wait`, which would close the pipe that tells it that somebody is there.
+        let status = loop {
+            if let Some(status) = child.try_wait().expect("a child") {
+                break status;
+            }
+            sleep(Duration::from_millis(5)).await;
+        };
         assert!(
             status.success(),
             "a drained process ended with {status}: {said:?}"

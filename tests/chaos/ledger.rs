@@ -74,7 +74,7 @@ impl Ledger {
                 return Err(Stale);
             }
             fence(tables, &key, attempt);
-            Ok(effect_of(tables, &key))
+            Ok(effect_until(tables, &key, attempt))
         })
         .await
     }
@@ -95,11 +95,12 @@ impl Ledger {
         .await
     }
 
-    /// Whether the effect of a key happened. If it did not, it can no longer happen by this attempt.
+    /// Whether the effect happened by this attempt or by one before it. If it did not, it no longer
+    /// can. (A later attempt may have come since; that one is not asked about.)
     pub async fn reconcile(&self, key: &str, attempt: u32) -> Option<String> {
         let key = key.to_owned();
         self.transaction(move |tables| {
-            let effect = effect_of(tables, &key);
+            let effect = effect_until(tables, &key, attempt);
             if effect.is_none() {
                 fence(tables, &key, attempt + 1);
             }
@@ -171,8 +172,10 @@ fn fence(tables: &Transaction<'_>, key: &str, newest: u32) {
     tables.execute(set, params![key, newest]).expect("a fence");
 }
 
-fn effect_of(tables: &Transaction<'_>, key: &str) -> Option<String> {
-    let select = "SELECT body FROM effects WHERE key = ?1 ORDER BY rowid LIMIT 1";
-    let found = tables.query_row(select, [key], |row| row.get(0)).optional();
+fn effect_until(tables: &Transaction<'_>, key: &str, attempt: u32) -> Option<String> {
+    let select = "SELECT body FROM effects WHERE key = ?1 AND attempt <= ?2 ORDER BY rowid LIMIT 1";
+    let found = tables
+        .query_row(select, params![key, attempt], |row| row.get(0))
+        .optional();
     found.expect("an effect")
 }

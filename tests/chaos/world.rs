@@ -1,8 +1,9 @@
 //! The store under trial: its server, the networks to it, and what is done to them.
 //!
-//! Redis runs with `appendonly yes` and `appendfsync always`, PostgreSQL as it is shipped
-//! (`fsync = on`, `synchronous_commit = on`), SQLite as the store opens it: with less, a restart may
-//! forget what was acknowledged, and no store could keep the promises.
+//! Redis runs with `appendonly yes` and `appendfsync always`: with less, a restart may forget what was
+//! acknowledged, and no store could keep the promises. PostgreSQL commits as it is shipped
+//! (`synchronous_commit = on`) and leaves out the flush to the disk (`fsync = off`): processes are
+//! killed here and not machines, so that the system keeps what they wrote.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,9 +40,7 @@ impl World {
         let server = tokio::task::block_in_place(|| match kind {
             Kind::Sqlite => Server::File,
             #[cfg(feature = "postgres")]
-            Kind::Postgres => {
-                Server::Postgres(Arc::new(super::postgres_server::Server::start_with(&[])))
-            }
+            Kind::Postgres => Server::Postgres(Arc::new(super::postgres_server::Server::start())),
             #[cfg(feature = "redis")]
             Kind::Redis => Server::Redis(Arc::new(super::redis_server::Server::durable())),
         });
