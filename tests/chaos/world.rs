@@ -77,10 +77,15 @@ impl World {
                 file.to_str().expect("a plain path").to_owned()
             }
             #[cfg(feature = "postgres")]
-            Server::Postgres(server) => match process {
-                Some(process) => server.url_through(self.proxies[process].port()),
-                None => server.url().to_owned(),
-            },
+            Server::Postgres(server) => {
+                let url = match process {
+                    Some(process) => server.url_through(self.proxies[process].port()),
+                    None => server.url().to_owned(),
+                };
+                // Reading the system's certificates takes a moment, which a process that was killed
+                // would spend again and again.
+                format!("{url}?sslmode=disable")
+            }
             #[cfg(feature = "redis")]
             Server::Redis(server) => match process {
                 Some(process) => format!("redis://127.0.0.1:{}", self.proxies[process].port()),
