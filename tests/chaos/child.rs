@@ -99,7 +99,7 @@ pub fn serve_if_asked() {
 
 /// The store at `url`, with limits that fit a lease of a second.
 pub async fn open(kind: Kind, url: &str) -> Result<Arc<dyn Store>, tower_idempotency::StoreError> {
-    let limit = Duration::from_millis(900);
+    let limit = Duration::from_millis(1_500);
     Ok(match kind {
         Kind::Sqlite => Arc::new(SqliteOptions::new().busy_timeout(limit).open(url)?),
         #[cfg(feature = "postgres")]
@@ -137,7 +137,7 @@ async fn serve(kind: Kind, url: &str, ledger: Ledger, variant: Variant) {
     let engine = Idempotency::builder(store)
         .lease(LEASE)
         .attempt_limit(3 * LEASE)
-        .store_timeout(Duration::from_millis(1_200))
+        .store_timeout(Duration::from_secs(2))
         .complete_wait(Duration::from_secs(1))
         .drain_limit(Duration::from_secs(5))
         .on_abandoned(variant.on_abandoned())

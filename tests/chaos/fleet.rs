@@ -134,7 +134,7 @@ impl Fleet {
     }
 
     async fn ready(&mut self, process: usize) {
-        let line = self.line(process, Duration::from_secs(60)).await;
+        let line = self.line(process, Duration::from_secs(180)).await;
         let line = line.expect("a process starts");
         let addr = line.strip_prefix("ready ").expect("an address");
         self.addresses.set(process, addr.parse().ok());
@@ -172,7 +172,7 @@ impl Process {
             .env(VARIANT, start.variant.name())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::inherit())
             .spawn()
             .expect("this test can be started again");
         let stdout = BufReader::new(child.stdout.take().expect("a pipe"));

@@ -37,9 +37,9 @@ use self::plan::{Kind, Operation, Plan, Size};
 use self::run::{Report, run};
 
 const SHORT: Size = Size {
-    operations: 150,
-    in_flight: 40,
-    faults: 8,
+    operations: 100,
+    in_flight: 24,
+    faults: 6,
     pause: Duration::from_millis(150),
 };
 

@@ -245,10 +245,12 @@ fn store_step(rng: &mut StdRng, kind: Kind, pause: Duration) -> Step<StoreFault>
             _ => StoreFault::HoldReplies,
         },
     };
-    // Mostly shorter than a lease, sometimes longer, so that claims are lost too.
-    let lasting = match draw % 4 {
-        0..3 => rng.random_range(50..700),
-        _ => rng.random_range(1_100..2_000),
+    // Mostly shorter than a lease; sometimes longer, so that claims are lost too; and sometimes longer
+    // than anybody waits for the store.
+    let lasting = match draw % 8 {
+        0..6 => rng.random_range(50..700),
+        6 => rng.random_range(1_100..2_000),
+        _ => rng.random_range(2_000..3_500),
     };
     step(rng, pause, fault, Duration::from_millis(lasting))
 }
