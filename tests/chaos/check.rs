@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::ledger::{Effect, Verdict};
+use super::ledger::{Effect, Ruling};
 
 /// What a client can tell of an answer, and what has to be the same for all of them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -18,7 +18,7 @@ pub struct History {
     /// What the ledger holds, in its order.
     pub effects: Vec<Effect>,
     /// What the reconciler said.
-    pub verdicts: Vec<Verdict>,
+    pub rulings: Vec<Ruling>,
     /// Successes that clients saw, by key. Those that were marked as not saved are not among them.
     pub successes: BTreeMap<String, Vec<Answer>>,
     /// What each key answers after the faults: its replay, or what it says instead.
@@ -77,11 +77,11 @@ impl History {
                 Ok(_) => {}
             }
         }
-        for Verdict {
+        for Ruling {
             key,
             attempt,
             happened,
-        } in &self.verdicts
+        } in &self.rulings
         {
             let mut of_key = effects.get(key.as_str()).into_iter().flatten();
             let is_so = of_key.any(|effect| effect.attempt <= *attempt);
@@ -113,8 +113,8 @@ mod tests {
         }
     }
 
-    fn verdict(attempt: u32, happened: bool) -> Verdict {
-        Verdict {
+    fn ruling(attempt: u32, happened: bool) -> Ruling {
+        Ruling {
             key: KEY.to_owned(),
             attempt,
             happened,
@@ -133,7 +133,7 @@ mod tests {
     fn sound() -> History {
         History {
             effects: vec![effect(2, "paid")],
-            verdicts: vec![verdict(1, false), verdict(2, true)],
+            rulings: vec![ruling(1, false), ruling(2, true)],
             successes: BTreeMap::from([(KEY.to_owned(), vec![answer("paid"), answer("paid")])]),
             at_last: BTreeMap::from([(KEY.to_owned(), Ok(answer("paid")))]),
         }
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(history.check(), lost);
         let mut history = sound();
         history.effects.clear();
-        history.verdicts.clear();
+        history.rulings.clear();
         assert_eq!(history.check(), lost);
         // Nobody saw it, and still it is replayed without an effect.
         history.successes.clear();
@@ -195,11 +195,11 @@ mod tests {
     }
 
     #[test]
-    fn a_verdict_against_the_ledger_is_untrue() {
+    fn a_ruling_against_the_ledger_is_untrue() {
         let untrue = only(|found| &mut found.untrue);
-        for wrong in [verdict(1, true), verdict(2, false), verdict(3, false)] {
+        for wrong in [ruling(1, true), ruling(2, false), ruling(3, false)] {
             let mut history = sound();
-            history.verdicts.push(wrong);
+            history.rulings.push(wrong);
             assert_eq!(history.check(), untrue);
         }
     }

@@ -1,10 +1,12 @@
 //! One process of the service: axum, the layer, a handler that moves money, and fault points.
 
 use std::collections::BTreeMap;
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
@@ -12,8 +14,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Extension, Router};
 use tower_idempotency::{
-    Attempt, Idempotency, IdempotencyLayer, MissingKey, OnAbandoned, RetentionOverride, Scope,
-    SqliteOptions, Store,
+    Attempt, Idempotency, IdempotencyLayer, MissingKey, OnAbandoned, Record, RetentionOverride,
+    Scope, SqliteOptions, Store, Verdict,
 };
 
 use super::ledger::{Effect, Fencing, Ledger, Stale};
@@ -64,7 +66,7 @@ impl Variant {
     }
 
     /// Whether unknown outcomes are reconciled; otherwise retries run again.
-    pub const fn is_reconciled(self) -> bool {
+    const fn is_reconciled(self) -> bool {
         matches!(self, Self::Hold)
     }
 
@@ -98,7 +100,7 @@ pub fn serve_if_asked() {
 }
 
 /// The store at `url`, with limits that fit a lease of a second.
-pub async fn open(kind: Kind, url: &str) -> Result<Arc<dyn Store>, tower_idempotency::StoreError> {
+async fn open(kind: Kind, url: &str) -> Result<Arc<dyn Store>, tower_idempotency::StoreError> {
     let limit = Duration::from_millis(1_500);
     Ok(match kind {
         Kind::Sqlite => Arc::new(SqliteOptions::new().busy_timeout(limit).open(url)?),
@@ -134,15 +136,20 @@ async fn serve(kind: Kind, url: &str, ledger: Ledger, variant: Variant) {
         }
     };
     let store = PointedStore::new(store, points.clone(), variant == Variant::BrokenStore);
-    let engine = Idempotency::builder(store)
+    let mut engine = Idempotency::builder(store)
         .lease(LEASE)
         .attempt_limit(3 * LEASE)
         .store_timeout(Duration::from_secs(2))
         .complete_wait(Duration::from_secs(1))
         .drain_limit(Duration::from_secs(5))
-        .on_abandoned(variant.on_abandoned())
-        .build()
-        .expect("settings that work");
+        .reconcile_timeout(Duration::from_secs(2))
+        .sweep_interval(Duration::from_millis(300))
+        .on_abandoned(variant.on_abandoned());
+    if variant.is_reconciled() {
+        let ledger = ledger.clone();
+        engine = engine.reconciler(move |record| ask(ledger.clone(), record));
+    }
+    let engine = engine.build().expect("settings that work");
     let layer = IdempotencyLayer::builder(engine.clone())
         .scope(Scope::everybody())
         .missing_key(MissingKey::Reject)
@@ -163,11 +170,16 @@ async fn serve(kind: Kind, url: &str, ledger: Ledger, variant: Variant) {
     let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
         .expect("a signal can be waited for");
     tell(&format!("ready {}", listener.local_addr().expect("a port")));
+    // One in every process; those of other processes sweep at the same time.
+    let sweeping = variant.is_reconciled().then(|| engine.sweeper().spawn());
     let served = axum::serve(listener, router).with_graceful_shutdown(async move {
         terminate.recv().await;
     });
     served.await.expect("it serves");
     let drained = engine.drain().await;
+    if let Some(sweeping) = sweeping {
+        sweeping.shutdown().await;
+    }
     tell(if drained { "drained" } else { "not drained" });
     // A thread waits for orders.
     std::process::exit(0);
@@ -188,6 +200,22 @@ fn obey(points: Points) {
         // Whoever started it is gone.
         std::process::exit(1);
     });
+}
+
+/// The reconciler: the ledger knows what happened, and refuses what it has ruled out.
+async fn ask(ledger: Ledger, record: Record) -> Result<Verdict, Infallible> {
+    let happened = ledger.reconcile(record.key.key(), record.attempt).await;
+    Ok(match happened {
+        // What the handler has answered, or would have.
+        Some(body) => {
+            let answer = axum::http::Response::builder()
+                .status(StatusCode::CREATED)
+                .header(header::CONTENT_TYPE, JSON)
+                .body(Bytes::from(body));
+            Verdict::Happened(answer.expect("a response").into())
+        }
+        None => Verdict::NotHappened,
+    })
 }
 
 /// Outside of the layer: the record stands, and the client does not have the answer.
@@ -242,7 +270,7 @@ async fn charge(
 
 /// The answer about an effect, the same from whoever knows of it.
 fn charged(body: String) -> Response {
-    let json = [(header::CONTENT_TYPE, "application/json")];
+    let json = [(header::CONTENT_TYPE, JSON)];
     (StatusCode::CREATED, json, body).into_response()
 }
 
@@ -252,5 +280,6 @@ fn stale() -> Response {
     (StatusCode::SERVICE_UNAVAILABLE, word).into_response()
 }
 
+const JSON: &str = "application/json";
 pub const WORK: &str = "x-work-ms";
 pub const TEMPER: &str = "x-temper";

@@ -29,7 +29,7 @@ pub struct Effect {
 
 /// What a reconciler found out about an attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Verdict {
+pub struct Ruling {
     pub key: String,
     pub attempt: u32,
     pub happened: bool,
@@ -57,7 +57,7 @@ impl Ledger {
                  );
                  CREATE INDEX IF NOT EXISTS effects_of_key ON effects (key);
                  CREATE TABLE IF NOT EXISTS fences (key TEXT PRIMARY KEY, newest INTEGER NOT NULL);
-                 CREATE TABLE IF NOT EXISTS verdicts (
+                 CREATE TABLE IF NOT EXISTS rulings (
                      key TEXT NOT NULL, attempt INTEGER NOT NULL, happened INTEGER NOT NULL
                  );",
             )
@@ -104,9 +104,9 @@ impl Ledger {
             if effect.is_none() {
                 fence(tables, &key, attempt + 1);
             }
-            let insert = "INSERT INTO verdicts (key, attempt, happened) VALUES (?1, ?2, ?3)";
-            let verdict = params![key, attempt, effect.is_some()];
-            tables.execute(insert, verdict).expect("a verdict");
+            let insert = "INSERT INTO rulings (key, attempt, happened) VALUES (?1, ?2, ?3)";
+            let ruling = params![key, attempt, effect.is_some()];
+            tables.execute(insert, ruling).expect("a ruling");
             effect
         })
         .await
@@ -127,13 +127,13 @@ impl Ledger {
         rows.expect("rows").map(|row| row.expect("a row")).collect()
     }
 
-    pub fn verdicts(&self) -> Vec<Verdict> {
+    pub fn rulings(&self) -> Vec<Ruling> {
         let connection = self.0.lock().unwrap();
         let mut all = connection
-            .prepare("SELECT key, attempt, happened FROM verdicts ORDER BY rowid")
+            .prepare("SELECT key, attempt, happened FROM rulings ORDER BY rowid")
             .expect("a statement");
         let rows = all.query_map([], |row| {
-            Ok(Verdict {
+            Ok(Ruling {
                 key: row.get(0)?,
                 attempt: row.get(1)?,
                 happened: row.get(2)?,

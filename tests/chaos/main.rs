@@ -27,7 +27,6 @@ mod plan;
 mod points;
 mod report;
 mod run;
-mod sweep;
 mod world;
 
 use std::time::Duration;

@@ -69,8 +69,8 @@ impl Report {
         for effect in history.effects.iter().filter(|of| of.key == key) {
             let _ = writeln!(text, "    {effect:?}");
         }
-        for verdict in history.verdicts.iter().filter(|of| of.key == key) {
-            let _ = writeln!(text, "    {verdict:?}");
+        for ruling in history.rulings.iter().filter(|of| of.key == key) {
+            let _ = writeln!(text, "    {ruling:?}");
         }
         let seen: BTreeSet<_> = history.successes.get(key).into_iter().flatten().collect();
         for answer in seen {

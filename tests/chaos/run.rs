@@ -14,7 +14,6 @@ use super::clients::Clients;
 use super::fleet::{Fleet, Start};
 use super::ledger::Ledger;
 use super::plan::{Kind, Operation, Plan, Size};
-use super::sweep::sweep;
 use super::world::World;
 
 /// What a run came to.
@@ -47,14 +46,6 @@ pub async fn run(kind: Kind, variant: Variant, seed: u64, size: Size) -> Report 
     })
     .await;
     let clients = Clients::new(fleet.addresses.clone());
-    let mut sweepers = Vec::new();
-    if variant.is_reconciled() {
-        for _ in 0..2 {
-            let sweeping = sweep(world.store().await, ledger.clone());
-            sweepers.push(tokio::spawn(sweeping));
-        }
-    }
-
     let faults_are_over = Arc::new(AtomicBool::new(false));
     let begun = Arc::new(AtomicUsize::new(0));
     let performing = {
@@ -114,13 +105,12 @@ pub async fn run(kind: Kind, variant: Variant, seed: u64, size: Size) -> Report 
         }
     });
     let at_last = at_last.buffer_unordered(32).collect().await;
-    sweepers.iter().for_each(tokio::task::JoinHandle::abort);
     drop(fleet);
 
     let seen = clients.seen();
     let history = History {
         effects: ledger.effects(),
-        verdicts: ledger.verdicts(),
+        rulings: ledger.rulings(),
         successes: seen.successes,
         at_last,
     };
@@ -135,7 +125,7 @@ pub async fn run(kind: Kind, variant: Variant, seed: u64, size: Size) -> Report 
         operations,
         faults,
         effects: history.effects.len(),
-        reconciled: history.verdicts.len(),
+        reconciled: history.rulings.len(),
         answers: seen.answers,
         recoveries: seen.recoveries,
         took: began.elapsed(),

@@ -9,16 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_idempotency::Store;
 
-use super::child::open;
 use super::plan::{Kind, PROCESSES, Step, StoreFault};
 #[cfg(any(feature = "postgres", feature = "redis"))]
 use super::proxy::{Mode, Proxy};
 use super::sqlite::Folder;
 
 pub struct World {
-    pub kind: Kind,
     pub folder: Folder,
     server: Server,
     #[cfg(any(feature = "postgres", feature = "redis"))]
@@ -53,7 +50,6 @@ impl World {
             }
         }
         let world = Self {
-            kind,
             folder,
             server,
             #[cfg(any(feature = "postgres", feature = "redis"))]
@@ -69,7 +65,7 @@ impl World {
     }
 
     /// Where a process finds the store; `None` for a way that no fault of the network is on.
-    pub fn url(&self, process: Option<usize>) -> String {
+    fn url(&self, process: Option<usize>) -> String {
         match &self.server {
             Server::File => {
                 let file = self.folder.file();
@@ -96,11 +92,6 @@ impl World {
 
     pub fn urls(&self) -> [String; PROCESSES] {
         std::array::from_fn(|process| self.url(Some(process)))
-    }
-
-    /// The store, past all networks.
-    pub async fn store(&self) -> Arc<dyn Store> {
-        open(self.kind, &self.url(None)).await.expect("the store")
     }
 
     /// Lets a fault happen, and waits until it is over.
