@@ -70,6 +70,45 @@ pub enum Guard {
     StaleAttemptsAreRefused,
 }
 
+impl Guard {
+    pub const ALL: [Self; 24] = [
+        Self::ALiveLeaseIsNotTakenOver,
+        Self::WhatIsHeldIsNotGranted,
+        Self::WhatIsCompletedIsNotGranted,
+        Self::ATakeoverComparesTheFingerprint,
+        Self::ARejectedClaimChangesNothing,
+        Self::AttemptsGrow,
+        Self::CompletionComparesTheOwner,
+        Self::AnOutcomeIsNotOverwritten,
+        Self::ReleaseComparesTheOwner,
+        Self::WhatIsCompletedIsNotReleased,
+        Self::OnlyWhatIsStartedIsRenewed,
+        Self::ResolutionComparesTheOwner,
+        Self::ResolutionComparesTheLease,
+        Self::ResolutionNeedsALeaseThatIsOver,
+        Self::ALiveClaimDoesNotExpire,
+        Self::TransactionComparesTheOwner,
+        Self::NothingRunsWithoutAnAcknowledgedClaim,
+        Self::NoAnswerBeforeTheRecord,
+        Self::ALostClaimIsSaid,
+        Self::APanicDoesNotRelease,
+        Self::WhatCannotBeSavedIsNotReleased,
+        Self::WhatDidNotHappenIsFenced,
+        Self::WhatHappenedIsNotDenied,
+        Self::StaleAttemptsAreRefused,
+    ];
+
+    /// In which mode it is needed. What is needed in `Hold` is needed in the others too, or is the
+    /// other system's affair there.
+    pub const fn mode(self) -> Mode {
+        match self {
+            Self::ATakeoverComparesTheFingerprint | Self::StaleAttemptsAreRefused => Mode::Rerun,
+            Self::TransactionComparesTheOwner => Mode::Transaction,
+            _ => Mode::Hold,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub struct Protocol {
     pub bounds: Bounds,
@@ -810,7 +849,68 @@ impl Protocol {
     }
 }
 
+impl Protocol {
+    fn time_steps(&self, state: &State, steps: &mut Vec<(Step, Led)>) {
+        let Some(record) = state.record else {
+            return;
+        };
+        let mut next = *state;
+        match record.status {
+            Status::Live => {
+                next.set(Status::Over);
+                steps.push((Step::TheLeaseEnds, Ok(next)));
+            }
+            Status::Over if state.jumps > 0 => {
+                next.jumps -= 1;
+                next.set(Status::Live);
+                steps.push((Step::TheClockJumpsBack, Ok(next)));
+            }
+            _ => {}
+        }
+        let may_expire =
+            record.status != Status::Live || !self.keeps(Guard::ALiveClaimDoesNotExpire);
+        if state.expiries > 0 && may_expire {
+            let mut next = *state;
+            next.expiries -= 1;
+            next.record = None;
+            next.ledger = Ledger::default();
+            next.ghost = Ghost {
+                life: state.ghost.life + 1,
+                live: state.ghost.live,
+                ..Ghost::default()
+            };
+            steps.push((Step::TheRecordExpires, Ok(next)));
+        }
+    }
+}
+
 impl State {
+    /// The same state without what can no longer matter, so that histories which differ in nothing
+    /// else meet.
+    fn settled(mut self) -> Self {
+        for (who, worker) in self.workers.iter_mut().enumerate() {
+            let may_claim = worker.on_the_way[Move::Claim as usize] > 0;
+            let holds = self.record.is_some_and(|record| {
+                usize::from(record.owner) == who
+                    && matches!(record.status, Status::Live | Status::Over)
+            });
+            let waits = matches!(worker.phase, Phase::Completing | Phase::Releasing);
+            if !may_claim && !holds && !waits {
+                // Nothing that is on its way finds anything to do.
+                worker.on_the_way = [0; 5];
+            }
+            if matches!(worker.phase, Phase::Gone | Phase::Succeeded(_)) {
+                worker.sendings = 0;
+                worker.renewals = 0;
+                worker.attempt = 0;
+                if worker.on_the_way[Move::Complete as usize] == 0 {
+                    worker.outcome = 0;
+                }
+            }
+        }
+        self
+    }
+
     fn set(&mut self, status: Status) {
         let Some(record) = &mut self.record else {
             return;
@@ -859,35 +959,11 @@ impl Model for Protocol {
         for n in 0..self.bounds.sweepers {
             self.sweeper_steps(state, n, &mut steps);
         }
-        let Some(record) = state.record else {
-            return steps;
-        };
-        let mut next = *state;
-        match record.status {
-            Status::Live => {
-                next.set(Status::Over);
-                steps.push((Step::TheLeaseEnds, Ok(next)));
+        self.time_steps(state, &mut steps);
+        if self.broken.is_none() {
+            for (_, led) in &mut steps {
+                *led = led.map(State::settled);
             }
-            Status::Over if state.jumps > 0 => {
-                next.jumps -= 1;
-                next.set(Status::Live);
-                steps.push((Step::TheClockJumpsBack, Ok(next)));
-            }
-            _ => {}
-        }
-        let may_expire =
-            record.status != Status::Live || !self.keeps(Guard::ALiveClaimDoesNotExpire);
-        if state.expiries > 0 && may_expire {
-            let mut next = *state;
-            next.expiries -= 1;
-            next.record = None;
-            next.ledger = Ledger::default();
-            next.ghost = Ghost {
-                life: state.ghost.life + 1,
-                live: state.ghost.live,
-                ..Ghost::default()
-            };
-            steps.push((Step::TheRecordExpires, Ok(next)));
         }
         steps
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt::{Debug, Write};
-use std::hash::Hash;
+use std::hash::{BuildHasherDefault, Hash, Hasher};
 
 /// Something with states, and with steps that lead from one to others.
 pub trait Model {
@@ -37,7 +37,8 @@ pub struct Broken {
 /// Visits every state that can be reached, nearest first, until a promise is broken.
 pub fn search<M: Model>(model: &M) -> Found {
     let start = model.start();
-    let mut known = HashMap::from([(start, 0)]);
+    let mut known: HashMap<M::State, (), BuildHasherDefault<Fast>> = HashMap::default();
+    known.insert(start, ());
     let mut visited = vec![start];
     // How each state was reached first.
     let mut ways: Vec<Option<(usize, M::Step)>> = vec![None];
@@ -60,7 +61,7 @@ pub fn search<M: Model>(model: &M) -> Found {
                 }
                 Ok(state) => {
                     if let Entry::Vacant(vacant) = known.entry(state) {
-                        vacant.insert(visited.len());
+                        vacant.insert(());
                         visited.push(state);
                         ways.push(Some((next, step)));
                     }
@@ -91,4 +92,42 @@ fn broken<S: Copy + Debug>(
         let _ = writeln!(way, "{:>3}. {step:?}", n + 1);
     }
     Broken { promise, way }
+}
+
+/// A hash that costs little: what is hashed here comes from nobody.
+#[derive(Default)]
+struct Fast(u64);
+
+impl Fast {
+    fn mix(&mut self, value: u64) {
+        self.0 = (self.0.rotate_left(5) ^ value).wrapping_mul(0x517c_c1b7_2722_0a95);
+    }
+}
+
+impl Hasher for Fast {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.mix(u64::from(*byte));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.mix(u64::from(value));
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.mix(value);
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.mix(value as u64);
+    }
+
+    fn write_isize(&mut self, value: isize) {
+        self.mix(value as u64);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
 }
