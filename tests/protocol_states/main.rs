@@ -118,8 +118,9 @@ fn without_any_one_of_its_guards_a_promise_is_broken() {
 }
 
 /// From small to large, so that what is found is short.
-const WORLDS: [Bounds; 4] = [
+const WORLDS: [Bounds; 5] = [
     SMALL,
+    Bounds { jumps: 1, ..SMALL },
     Bounds {
         stranger: true,
         ..SMALL

@@ -53,7 +53,6 @@ pub enum Guard {
     ReleaseComparesTheOwner,
     WhatIsCompletedIsNotReleased,
     OnlyWhatIsStartedIsRenewed,
-    ResolutionComparesTheOwner,
     ResolutionComparesTheLease,
     ResolutionNeedsALeaseThatIsOver,
     ALiveClaimDoesNotExpire,
@@ -71,7 +70,7 @@ pub enum Guard {
 }
 
 impl Guard {
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 23] = [
         Self::ALiveLeaseIsNotTakenOver,
         Self::WhatIsHeldIsNotGranted,
         Self::WhatIsCompletedIsNotGranted,
@@ -83,7 +82,6 @@ impl Guard {
         Self::ReleaseComparesTheOwner,
         Self::WhatIsCompletedIsNotReleased,
         Self::OnlyWhatIsStartedIsRenewed,
-        Self::ResolutionComparesTheOwner,
         Self::ResolutionComparesTheLease,
         Self::ResolutionNeedsALeaseThatIsOver,
         Self::ALiveClaimDoesNotExpire,
@@ -102,8 +100,13 @@ impl Guard {
     /// other system's affair there.
     pub const fn mode(self) -> Mode {
         match self {
-            Self::ATakeoverComparesTheFingerprint | Self::StaleAttemptsAreRefused => Mode::Rerun,
-            Self::TransactionComparesTheOwner => Mode::Transaction,
+            Self::ATakeoverComparesTheFingerprint
+            | Self::CompletionComparesTheOwner
+            | Self::ALostClaimIsSaid
+            | Self::StaleAttemptsAreRefused => Mode::Rerun,
+            Self::WhatIsCompletedIsNotReleased | Self::TransactionComparesTheOwner => {
+                Mode::Transaction
+            }
             _ => Mode::Hold,
         }
     }
@@ -339,6 +342,9 @@ impl Protocol {
                 if !owns && !anybody && !again {
                     return Ok(Reply::ClaimLost);
                 }
+                if started && !owns {
+                    return Err("promise 1: completed without the claim");
+                }
                 let outcome = state.workers[usize::from(who)].outcome;
                 self.record(state, outcome)?;
                 return Ok(Reply::Recorded);
@@ -348,7 +354,10 @@ impl Protocol {
                 let completed = record.owner == who
                     && matches!(record.status, Status::Completed(_))
                     && !self.keeps(Guard::WhatIsCompletedIsNotReleased);
-                if owns || anybody || completed {
+                if anybody && !owns {
+                    return Err("promise 1: released without the claim");
+                }
+                if owns || completed {
                     state.set(Status::Released);
                     return Ok(Reply::Applied);
                 }
@@ -654,6 +663,11 @@ impl Protocol {
                     let again = send(Move::Complete, Phase::Completing);
                     steps.push((Step::Repeats(who, "complete"), Ok(again)));
                 }
+                if self.mode == Mode::Transaction {
+                    // What it wrote is committed, and still it says that nothing was done.
+                    let returned = send(Move::Release, Phase::Releasing);
+                    steps.push((Step::ReturnsWithoutAnEffect(who), Ok(returned)));
+                }
                 // The answer leaves, marked as not saved.
                 let given_up = match self.keeps(Guard::WhatCannotBeSavedIsNotReleased) {
                     true => next(&|_, worker| worker.phase = Phase::Gone),
@@ -803,9 +817,8 @@ impl Protocol {
             Status::Live => !self.keeps(Guard::ResolutionNeedsALeaseThatIsOver),
             Status::Completed(_) | Status::Released => false,
         };
-        let other = record.owner != owner && self.keeps(Guard::ResolutionComparesTheOwner);
         let stale = stale && self.keeps(Guard::ResolutionComparesTheLease);
-        if !over || other || stale {
+        if !over || stale {
             return Ok(());
         }
         if record.status == Status::Live {
