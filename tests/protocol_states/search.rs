@@ -13,11 +13,14 @@ pub trait Model {
     fn start(&self) -> Self::State;
 
     /// Every step that can be made, and where it leads, or which promise it breaks.
-    fn steps(&self, state: &Self::State) -> Vec<(Self::Step, Result<Self::State, &'static str>)>;
+    fn steps(&self, state: &Self::State) -> Steps<Self::State, Self::Step>;
 
     /// What must hold in every state.
     fn check(&self, state: &Self::State) -> Result<(), &'static str>;
 }
+
+/// Each step with where it leads, or with the promise that it breaks.
+pub type Steps<State, Step> = Vec<(Step, Result<State, &'static str>)>;
 
 /// What a search found.
 #[derive(Debug)]

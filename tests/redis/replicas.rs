@@ -2,6 +2,7 @@
 
 use tower_idempotency::Completion;
 
+use super::proxy::{Mode, Proxy};
 use super::support::{Cluster, Server, eventually, options};
 use super::*;
 
