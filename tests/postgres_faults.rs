@@ -8,6 +8,7 @@ mod postgres;
 mod proxy;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use claims::{LEASE, acquire, existing, finish, request, unavailable};
@@ -308,3 +309,30 @@ async fn owner_on_record(fresh: &Fresh, key: &ScopedKey) -> Option<Vec<u8>> {
 
 /// Long enough for a busy machine; nothing that is expected to work waits for it.
 const LIMIT: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn calls_that_give_up_do_not_each_begin_a_connection() {
+    // It accepts, and says nothing.
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let counting = Arc::clone(&accepted);
+    tokio::spawn(async move {
+        let mut connections = Vec::new();
+        while let Ok((connection, _)) = listener.accept().await {
+            counting.fetch_add(1, Ordering::SeqCst);
+            connections.push(connection);
+        }
+    });
+    let mut config = tokio_postgres::Config::new();
+    config.host("127.0.0.1").port(port).user("postgres");
+    let manager = deadpool_postgres::Manager::new(config, tokio_postgres::NoTls);
+    let pool = deadpool_postgres::Pool::builder(manager).max_size(1);
+    let options = PostgresStore::options().time_limit(Duration::from_millis(300));
+    let store = options.from_pool(pool.build().unwrap()).unwrap();
+    // The second one begins while the connection of the first one may still be made.
+    for _ in 0..2 {
+        unavailable(store.lookup(&request("key").key).await);
+    }
+    assert_eq!(accepted.load(Ordering::SeqCst), 1);
+}

@@ -2,6 +2,7 @@
 
 use tower_idempotency::Completion;
 
+use super::proxy::{Mode, Proxy};
 use super::support::{Cluster, Server, eventually, options};
 use super::*;
 
@@ -125,4 +126,33 @@ async fn a_move_that_too_few_replicas_acknowledge_is_unavailable() {
     assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
     // It was applied all the same: unknown is what the error means.
     assert_eq!(record(&store, &key("key")).await.attempt, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failover_loses_a_claim_that_no_replica_acknowledged_and_only_replicas_says_so() {
+    let master = Server::start();
+    let network = Proxy::before(master.port()).await;
+    let way = network.url();
+    let port = way.rsplit(':').next().unwrap();
+    let replica = Server::start_with(&["--replicaof", &format!("127.0.0.1 {port}")]);
+    replica.wait_until("replication", "master_link_status", "up");
+    let options = options().timeout(Duration::from_secs(2));
+    let trusting = options.clone().connect(&master.url()).await.unwrap();
+    let waiting = options.clone().replicas(1).replica_connections(1);
+    let waiting = waiting.connect(&master.url()).await.unwrap();
+    let _ = acquire(&waiting, &request("before")).await;
+
+    // From here on the replica hears of nothing.
+    network.set(Mode::Silence);
+    let _ = acquire(&trusting, &request("trusted")).await;
+    unavailable(waiting.claim(&request("waited for")).await);
+    master.kill();
+    replica.command(&["REPLICAOF", "NO", "ONE"]);
+
+    let promoted = options.connect(&replica.url()).await.unwrap();
+    existing(&promoted, &request("before")).await;
+    // Granted twice: the first one was acknowledged, and is lost.
+    let _ = acquire(&promoted, &request("trusted")).await;
+    // Granted once: nobody was told that the first one was.
+    let _ = acquire(&promoted, &request("waited for")).await;
 }

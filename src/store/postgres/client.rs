@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use deadpool_postgres::{ClientWrapper, Object, Pool};
+use deadpool_postgres::{ClientWrapper, Object, Pool, PoolError};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_postgres::Row;
@@ -138,14 +138,28 @@ impl Client {
 
     /// A connection, which goes back to the pool unless it is busy when it is dropped.
     pub(super) async fn lend(&self, deadline: Instant) -> Result<Lent, StoreError> {
-        match timeout_at(deadline, self.pool.get()).await {
-            Ok(Ok(client)) => Ok(Lent {
+        match timeout_at(deadline, self.get()).await {
+            Ok(Some(Ok(client))) => Ok(Lent {
                 client: Some(client),
                 tls: self.tls.clone(),
                 end: End::Return,
             }),
-            Ok(Err(error)) => Err(no_connection(error)),
-            Err(_) => Err(pool_exhausted(self.limit)),
+            Ok(Some(Err(error))) => Err(no_connection(error)),
+            Ok(None) | Err(_) => Err(pool_exhausted(self.limit)),
+        }
+    }
+
+    /// Where no connection is idle, one may have to be made, and that is done to its end whoever gives
+    /// up meanwhile: if every call began anew, a server that is slow to accept would be flooded with
+    /// connections that nobody wants any more, and never catch up.
+    async fn get(&self) -> Option<Result<Object, PoolError>> {
+        match Handle::try_current() {
+            Ok(runtime) if self.pool.status().available == 0 => {
+                let (pool, limit) = (self.pool.clone(), MOST_LIMITS * self.limit);
+                let getting = runtime.spawn(async move { timeout(limit, pool.get()).await.ok() });
+                getting.await.ok().flatten()
+            }
+            _ => Some(self.pool.get().await),
         }
     }
 
@@ -320,6 +334,9 @@ impl Drop for Lent {
 /// Under READ COMMITTED only deadlocks are left to lose against.
 const MOST_LOSSES: u32 = 5;
 const PAUSE: Duration = Duration::from_millis(10);
+/// How long a connection may take to be made, in time limits of calls. No longer, because one that got
+/// lost on the network keeps a place in the pool.
+const MOST_LIMITS: u32 = 3;
 /// More than one, because several connections of the pool may have died together.
 const MOST_RECONNECTIONS: u32 = 3;
 const CANCEL: Duration = Duration::from_secs(5);
