@@ -183,7 +183,8 @@ impl Policy {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// The policy as a chapter for an API's documentation.
+    /// The policy as a chapter for an API's documentation. It speaks of HTTP; the statuses of gRPC
+    /// are in the JSON.
     pub fn to_markdown(&self) -> String {
         let mut text = String::from("## Idempotency\n\n");
         // Writing to a String cannot fail.
