@@ -7,7 +7,7 @@ use tonic::metadata::MetadataMap;
 use tonic::{Code, Response, Status};
 use tower_idempotency::{Attempt, ProblemKind};
 
-use crate::app::{self, App};
+use crate::app::{self, App, Settings};
 use crate::shop::{CHARGE, Shop, assert_replay, defaults, paid, pay, said, wire};
 
 #[test]
@@ -164,6 +164,22 @@ async fn a_key_is_one_with_quotes_and_without() {
     );
     assert_replay(&client.charge(pay("k-1")).await, "run 1");
     assert_eq!(client.charge(pay("k-2")).await.unwrap().get_ref(), "run 2");
+}
+
+#[tokio::test]
+async fn a_replay_can_be_refused_with_a_status_of_tonics() {
+    let asked = |settings: Settings| {
+        settings.authorize_replay(|_, _| async {
+            Err(Status::permission_denied("not yours any more").into_http())
+        })
+    };
+    let shop = Shop::unary(asked, paid).await;
+    let client = shop.client().await;
+    client.charge(pay("k")).await.unwrap();
+    let status = client.charge(pay("k")).await.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied);
+    assert_eq!(status.message(), "not yours any more");
+    assert_eq!(shop.runs(), 1);
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use tonic::{Code, Response, Status};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, ProblemKind, State};
 
 use crate::app::Settings;
+use crate::patience::patient;
 use crate::shop::{CHARGE, Messages, Shop, assert_refused, assert_replay, defaults, paid, pay};
 
 fn listed(settings: Settings) -> Settings {
@@ -32,8 +33,10 @@ async fn a_listed_stream_passes_as_it_is_produced_and_a_retry_is_told_so() {
     .await;
     let client = shop.client().await;
     feed.send(Ok("one".to_owned())).unwrap();
-    let mut answer = client.send("k", &["a", "b"]).await.unwrap().into_inner();
-    assert_eq!(answer.message().await.unwrap().unwrap(), "one");
+    let begun = patient("the head", client.send("k", &["a", "b"])).await;
+    let mut answer = begun.unwrap().into_inner();
+    let message = patient("a message", answer.message()).await;
+    assert_eq!(message.unwrap().unwrap(), "one");
 
     // While it goes on, and after it.
     let retry = client.send("k", &["a", "b"]).await;
