@@ -9,7 +9,7 @@
 //!   `idempotency-error`, and in `grpc-status-details-bin` what
 //!   [AIP-193](https://google.aip.dev/193) asks for: an `ErrorInfo` with the code in capitals as its
 //!   reason and the domain `idempotency-key`, a `Help` with the link to the documentation, and a
-//!   `RetryInfo` where a retry helps. [`ProblemKind`](super::ProblemKind) has the table.
+//!   `RetryInfo` where a retry helps. [`ProblemKind`] has the table.
 //! * **`grpc-status` decides** what is kept, whether it comes at once or in the trailers at the end;
 //!   [`RetentionPolicy`](crate::RetentionPolicy) has the table.
 //! * **Streams** have to be named:
