@@ -505,7 +505,7 @@ where
         End::Broken(error) => (None, Some(error)),
         End::Lied => {
             let problem = not_kept(config, Some(parts.status));
-            let (parts, bytes) = config.refuse(problem).into_parts();
+            let (parts, bytes) = config.refuse(problem, protocol).into_parts();
             return answer(config, settled, parts, ResponseBody::full(bytes, None));
         }
     };
