@@ -267,7 +267,7 @@ where
                                 Ok(called) => called,
                                 Err(TimedOut) => {
                                     attempt.give_up();
-                                    return Tried::Answered(Ok(undone(&config)));
+                                    return Tried::Answered(Ok(undone(&config, protocol)));
                                 }
                             }
                         }
@@ -452,11 +452,11 @@ where
     let retention = match disposition {
         Disposition::Release => {
             let settled = attempt.release().await;
-            return answer(config, settled, parts, ResponseBody::passed(body));
+            return answer(config, protocol, settled, parts, ResponseBody::passed(body));
         }
         Disposition::LeaveUnknown => {
             let settled = attempt.abandon().await;
-            return answer(config, settled, parts, ResponseBody::passed(body));
+            return answer(config, protocol, settled, parts, ResponseBody::passed(body));
         }
         Disposition::Keep => None,
         Disposition::KeepFor(retention) => Some(retention.min(LONGEST)),
@@ -466,14 +466,14 @@ where
     if is_stream || is_known_not_to_be_kept(config, &parts, declared, &body, word) {
         let tombstone = complete(Outcome::tombstone(parts.status));
         let settled = attempt.close(tombstone).await;
-        return answer(config, settled, parts, ResponseBody::passed(body));
+        return answer(config, protocol, settled, parts, ResponseBody::passed(body));
     }
     let holding = catch_panic(hold(body, config.response_limit));
     let HeldBody { held, end } = match within_if_any(attempt.time_left(), holding).await {
         Ok(Ok(held)) => held,
         Err(TimedOut) => {
             attempt.give_up();
-            return undone(config);
+            return undone(config, protocol);
         }
         Ok(Err(panic)) => {
             let _ = attempt.abandon().await;
@@ -506,14 +506,20 @@ where
         End::Lied => {
             let problem = not_kept(config, Some(parts.status));
             let (parts, bytes) = config.refuse(problem, protocol).into_parts();
-            return answer(config, settled, parts, ResponseBody::full(bytes, None));
+            return answer(
+                config,
+                protocol,
+                settled,
+                parts,
+                ResponseBody::full(bytes, None),
+            );
         }
     };
     if let (None, None) = (&rest, &error) {
         correct_length(&mut parts.headers, declared, held.frames.len());
     }
     let body = ResponseBody::held(held.frames, held.trailers, rest, error);
-    answer(config, settled, parts, body)
+    answer(config, protocol, settled, parts, body)
 }
 
 /// Says that it is done, and with which status.
@@ -685,6 +691,7 @@ fn keep(
 /// The answer to the first client, once the record stands.
 fn answer<R: Body<Data = Bytes>>(
     config: &Config,
+    protocol: Protocol,
     settled: Settled,
     parts: http::response::Parts,
     body: ResponseBody<R>,
@@ -696,8 +703,8 @@ fn answer<R: Body<Data = Bytes>>(
         Settled::Standing(outcome) => return give_again(&outcome, &config.marker),
         Settled::ClaimLost => Some(header::CLAIM_LOST),
         Settled::NotSaved => Some(header::NOT_SAVED),
-        Settled::Undone => return undone(config),
-        Settled::Unknown => return unsettled(config, ProblemKind::OutcomeUnknown),
+        Settled::Undone => return undone(config, protocol),
+        Settled::Unknown => return unsettled(config, protocol, ProblemKind::OutcomeUnknown),
     };
     let mut response = Response::from_parts(parts, body);
     // A handler that passes another service's answer on may pass its marker on too; but this answer
@@ -710,17 +717,18 @@ fn answer<R: Body<Data = Bytes>>(
 }
 
 /// The handler ran in a transaction that came to nothing.
-fn undone<R: Body<Data = Bytes>>(config: &Config) -> Response<ResponseBody<R>> {
-    unsettled(config, ProblemKind::StoreUnavailable)
+fn undone<R: Body<Data = Bytes>>(config: &Config, protocol: Protocol) -> Response<ResponseBody<R>> {
+    unsettled(config, protocol, ProblemKind::StoreUnavailable)
 }
 
 fn unsettled<R: Body<Data = Bytes>>(
     config: &Config,
+    protocol: Protocol,
     kind: ProblemKind,
 ) -> Response<ResponseBody<R>> {
     let mut problem = config.problem(kind);
     problem.retry_after = Some(Duration::from_secs(1));
-    refusal(config.refuse(problem))
+    refusal(config.refuse(problem, protocol))
 }
 
 /// A kept response, as it was, with the marker.
