@@ -51,6 +51,7 @@
 //! | for | look at |
 //! |---|---|
 //! | HTTP services | [`IdempotencyLayer`], its [builder](IdempotencyLayerBuilder), [`http`] |
+//! | gRPC services | [`http::grpc`], [`GrpcCode`] |
 //! | handlers | [`Attempt`], [`RetentionOverride`] |
 //! | clients | the codes of [`ProblemKind`] |
 #![cfg_attr(feature = "client", doc = "| clients in Rust | [`client`] |")]
@@ -119,6 +120,7 @@ pub mod client;
 mod detach;
 mod error;
 pub mod fingerprint;
+mod grpc_code;
 mod heartbeat;
 pub mod http;
 mod idempotency;
@@ -155,6 +157,7 @@ pub use attempt::{Attempt, AttemptGuard, MissingSecret, NoteError};
 pub use claim::{Claim, ClaimRequest, Claimed, OnAbandoned, Owner};
 pub use error::{ConfigError, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintDescription, FingerprintMatch, FingerprintRecipe};
+pub use grpc_code::GrpcCode;
 pub use http::{
     IdempotencyLayer, IdempotencyLayerBuilder, IdempotencyService, InFlight, MissingKey, OnNoStore,
     OnOutage, Policy, PolicyProblem, Problem, ProblemKind, RequestBody, ResponseBody, Scope,

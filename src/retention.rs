@@ -7,6 +7,8 @@ use std::time::Duration;
 use http::StatusCode;
 use http::response::Parts;
 
+use crate::grpc_code::GrpcCode;
+
 /// What becomes of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -47,17 +49,28 @@ pub enum RetentionOverride {
 }
 
 type Rule = dyn Fn(&Parts) -> Disposition + Send + Sync;
+type GrpcRule = dyn Fn(GrpcCode) -> Disposition + Send + Sync;
 
-/// Decides by status and headers what becomes of a response.
+/// Decides by status and headers what becomes of a response, and by its `grpc-status` what becomes
+/// of the answer to a gRPC call.
 ///
 /// The default, [`standard`](Self::standard), keeps everything that the handler returned except
 /// 401, 403, 407, 408, 425, 429 and every 5xx: a transient failure that is pinned for a day is what
 /// users complain about most. A handler that failed *after* its effect must say so with
 /// [`RetentionOverride::Keep`] or [`RetentionOverride::LeaveUnknown`].
+///
+/// Of gRPC calls it does this, and [`grpc`](Self::grpc) changes it:
+///
+/// | `grpc-status` | what becomes of the answer |
+/// |---|---|
+/// | OK, INVALID_ARGUMENT, NOT_FOUND, ALREADY_EXISTS, FAILED_PRECONDITION, OUT_OF_RANGE, UNIMPLEMENTED | kept |
+/// | PERMISSION_DENIED, UNAUTHENTICATED, RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE, INTERNAL | released |
+/// | CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, DATA_LOSS | left unknown: these say that nobody knows |
 #[derive(Clone)]
 pub struct RetentionPolicy {
     name: &'static str,
     kind: Kind,
+    grpc: Option<Arc<GrpcRule>>,
 }
 
 #[derive(Clone)]
@@ -69,33 +82,38 @@ enum Kind {
 }
 
 impl RetentionPolicy {
-    /// Keeps all but 401, 403, 407, 408, 425, 429 and 5xx.
+    /// Keeps all but 401, 403, 407, 408, 425, 429 and 5xx; of gRPC calls as the table above says.
     pub const fn standard() -> Self {
         Self {
             name: "standard",
             kind: Kind::Standard,
+            grpc: None,
         }
     }
 
     /// Keeps every response, "success or an error", as draft-ietf-httpapi-idempotency-key-header-07
-    /// section 2.6 has it.
+    /// section 2.6 has it; of gRPC calls whatever their status is.
     pub const fn draft() -> Self {
         Self {
             name: "draft",
             kind: Kind::Draft,
+            grpc: None,
         }
     }
 
     /// Keeps all but 401, 403, 407, 409 and 429, 5xx included, as Stripe's API v1 does once an
-    /// endpoint began (docs.stripe.com/api/idempotent_requests).
+    /// endpoint began (docs.stripe.com/api/idempotent_requests). Of gRPC calls all but
+    /// UNAUTHENTICATED, PERMISSION_DENIED, ABORTED and RESOURCE_EXHAUSTED.
     pub const fn stripe() -> Self {
         Self {
             name: "stripe",
             kind: Kind::Stripe,
+            grpc: None,
         }
     }
 
-    /// A rule of your own. `name` stands in the published policy.
+    /// A rule of your own. `name` stands in the published policy. gRPC calls are decided on as by
+    /// [`standard`](Self::standard), or by the rule of [`grpc`](Self::grpc).
     ///
     /// ```
     /// use http::StatusCode;
@@ -114,7 +132,28 @@ impl RetentionPolicy {
         Self {
             name,
             kind: Kind::Rule(Arc::new(rule)),
+            grpc: None,
         }
+    }
+
+    /// A rule of your own for gRPC calls, by their `grpc-status`. It is asked about every code for
+    /// the published policy too, so it must depend on nothing else.
+    ///
+    /// ```
+    /// use tower_idempotency::{Disposition, GrpcCode, RetentionPolicy};
+    ///
+    /// // The handlers of this service return UNKNOWN only before they begin.
+    /// let standard = RetentionPolicy::standard();
+    /// let policy = standard.clone().grpc(move |code| match code {
+    ///     GrpcCode::Unknown => Disposition::Release,
+    ///     code => standard.decide_grpc(code),
+    /// });
+    /// assert_eq!(policy.decide_grpc(GrpcCode::Unknown), Disposition::Release);
+    /// ```
+    #[must_use]
+    pub fn grpc(mut self, rule: impl Fn(GrpcCode) -> Disposition + Send + Sync + 'static) -> Self {
+        self.grpc = Some(Arc::new(rule));
+        self
     }
 
     /// `standard`, `draft`, `stripe`, or the name of a rule of your own.
@@ -128,6 +167,15 @@ impl RetentionPolicy {
             Kind::Rule(rule) => rule(parts),
             preset if preset.releases(parts.status) => Disposition::Release,
             _ => Disposition::Keep,
+        }
+    }
+
+    /// What becomes of the answer to a gRPC call that ended with this status. One without a status,
+    /// or with one that is no number of a code, ended with [`GrpcCode::Unknown`].
+    pub fn decide_grpc(&self, code: GrpcCode) -> Disposition {
+        match &self.grpc {
+            Some(rule) => rule(code),
+            None => self.kind.decide_grpc(code),
         }
     }
 
@@ -152,6 +200,25 @@ impl Kind {
             }
             Self::Stripe => matches!(status.as_u16(), 401 | 403 | 407 | 409 | 429),
             Self::Draft | Self::Rule(_) => false,
+        }
+    }
+
+    fn decide_grpc(&self, code: GrpcCode) -> Disposition {
+        use GrpcCode::{
+            Aborted, Cancelled, DataLoss, DeadlineExceeded, Internal, PermissionDenied,
+            ResourceExhausted, Unauthenticated, Unavailable, Unknown,
+        };
+        match (self, code) {
+            (Self::Draft, _) => Disposition::Keep,
+            (_, Unauthenticated | PermissionDenied | ResourceExhausted | Aborted) => {
+                Disposition::Release
+            }
+            (Self::Stripe, _) => Disposition::Keep,
+            (_, Unavailable | Internal) => Disposition::Release,
+            // A client library makes these when a call broke off or its time was over, and `?` hands
+            // on what a gateway's client made. None of them says that nothing was done.
+            (_, Cancelled | Unknown | DeadlineExceeded | DataLoss) => Disposition::LeaveUnknown,
+            _ => Disposition::Keep,
         }
     }
 }
@@ -199,6 +266,32 @@ mod tests {
                     "{policy:?} {status}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn each_preset_keeps_releases_or_leaves_unknown_each_code_of_grpc() {
+        use Disposition::{Keep, LeaveUnknown as Open, Release as Free};
+        let standard = [
+            Keep, Open, Open, Keep, Open, Keep, Keep, Free, Free, Keep, Free, Keep, Keep, Free,
+            Free, Open, Free,
+        ];
+        let mut stripe = [Keep; 17];
+        for code in [7, 8, 10, 16] {
+            stripe[code] = Free;
+        }
+        for (policy, expected) in [
+            (RetentionPolicy::standard(), standard),
+            (RetentionPolicy::from_fn("own", |_| Keep), standard),
+            (RetentionPolicy::draft(), [Keep; 17]),
+            (RetentionPolicy::stripe(), stripe),
+            (RetentionPolicy::draft().grpc(|_| Free), [Free; 17]),
+        ] {
+            let decided: Vec<_> = GrpcCode::ALL
+                .iter()
+                .map(|code| policy.decide_grpc(*code))
+                .collect();
+            assert_eq!(decided, expected, "{policy:?}");
         }
     }
 }

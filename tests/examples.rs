@@ -29,6 +29,20 @@ order-2, the same again: 201 charge 2 of 1000; 2 in the table
 }
 
 #[test]
+fn tonic_shows_each_way_in_which_a_call_is_answered() {
+    let output = Command::new(support::example("tonic")).output();
+    let output = output.expect("the example runs");
+    assert!(output.status.success());
+    let expected = "first: receipt 1 for 100 THB, attempt 1\n\
+                    replay: receipt 1 for 100 THB, attempt 1 (replayed)\n\
+                    mismatch: FailedPrecondition key_reused, back in -1 ms\n\
+                    in flight: Aborted in_progress, back in 1000 ms\n\
+                    its twin: receipt 2 for 50 THB, attempt 1\n\
+                    replay: receipt 2 for 50 THB, attempt 1 (replayed)\n";
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected);
+}
+
+#[test]
 fn hyper_refuses_a_bad_address_in_one_line_with_exit_code_2() {
     let output = Command::new(support::example("hyper")).arg("here").output();
     let output = output.expect("the example runs");

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, StatusCode};
 
+use super::grpc::{self, Protocol};
 use super::header::{self, NeverStored};
 use super::problem::{Problem, ProblemKind};
 use super::scope::Scope;
@@ -88,6 +89,7 @@ pub(crate) struct Config {
     pub(crate) response_limit: usize,
     pub(crate) retention: RetentionPolicy,
     pub(crate) live_types: Vec<Box<str>>,
+    pub(crate) grpc_streaming: Vec<Box<str>>,
     pub(crate) in_flight: InFlight,
     pub(crate) retry_after: Duration,
     pub(crate) on_outage: OnOutage,
@@ -112,11 +114,18 @@ impl Config {
     }
 
     /// The response of a problem, after the user's rewording.
-    pub(crate) fn refuse(&self, mut problem: Problem) -> Response<Bytes> {
+    pub(crate) fn refuse(&self, mut problem: Problem, protocol: Protocol) -> Response<Bytes> {
+        if protocol.is_grpc() {
+            grpc::reword(&mut problem);
+        }
         if let Some(reword) = &self.reword {
             reword(&mut problem);
         }
-        problem.into_response()
+        if protocol.is_grpc() {
+            grpc::refusal(&problem)
+        } else {
+            problem.into_response()
+        }
     }
 }
 

@@ -17,6 +17,7 @@ use tower_service::Service;
 
 use super::body::{Frames, RequestBody, ResponseBody, Trailers};
 use super::config::{Config, InFlight, OnNoStore, OnOutage};
+use super::grpc::{self, Protocol, Told};
 use super::header;
 use super::original_uri::original_uri;
 use super::problem::{Problem, ProblemKind};
@@ -41,6 +42,7 @@ pub(super) struct Guarded<T> {
     pub(super) engine: Arc<Engine>,
     pub(super) inner: T,
     pub(super) key: ScopedKey,
+    pub(super) protocol: Protocol,
 }
 
 /// Reads the body, then tries for the key until there is an answer. Dropped before the key is asked
@@ -193,7 +195,7 @@ impl<T> Guarded<T> {
     ) -> Response<ResponseBody<R>> {
         telemetry::answered(answer, self.engine.store_name);
         span.record(answer);
-        refusal(self.config.refuse(problem))
+        refusal(self.config.refuse(problem, self.protocol))
     }
 }
 
@@ -249,7 +251,10 @@ where
                     telemetry::answered(Answered::Executed, engine.store_name);
                     self.span.record(Answered::Executed);
                     let Guarded {
-                        config, mut inner, ..
+                        config,
+                        mut inner,
+                        protocol,
+                        ..
                     } = self.guarded;
                     let mut parts = self.parts;
                     parts.extensions.insert(attempt.attempt().clone());
@@ -262,13 +267,15 @@ where
                                 Ok(called) => called,
                                 Err(TimedOut) => {
                                     attempt.give_up();
-                                    return Tried::Answered(Ok(undone(&config)));
+                                    return Tried::Answered(Ok(undone(&config, protocol)));
                                 }
                             }
                         }
                         Err(panic) => Err(panic),
                     };
-                    return Tried::Answered(conclude(&config, attempt, &method, called).await);
+                    return Tried::Answered(
+                        conclude(&config, attempt, &method, protocol, called).await,
+                    );
                 }
                 Ok(Admission::Replay(replay)) => {
                     let authorized = match &config.authorize_replay {
@@ -353,6 +360,12 @@ where
             let problem = not_kept(config, replay.outcome.status());
             return self.refuse(problem, Answered::NotKept);
         }
+        let is_grpc = self.guarded.protocol.is_grpc();
+        if is_grpc && let Some(encoding) = grpc::not_accepted(&self.parts.headers, &replay.outcome)
+        {
+            let problem = grpc::undecodable(config, &encoding);
+            return self.refuse(problem, Answered::NotKept);
+        }
         telemetry::answered(Answered::Replayed, self.guarded.engine.store_name);
         self.span.record(Answered::Replayed);
         let mut response = give_again(&replay.outcome, &config.marker);
@@ -372,6 +385,7 @@ async fn conclude<R, E>(
     config: &Config,
     attempt: AttemptGuard,
     method: &Method,
+    protocol: Protocol,
     called: Result<Result<Response<R>, E>, PanicPayload>,
 ) -> Answer<R, E>
 where
@@ -379,7 +393,7 @@ where
     E: Send + 'static,
 {
     match called {
-        Ok(Ok(response)) => Ok(settle(config, attempt, method, response).await),
+        Ok(Ok(response)) => Ok(settle(config, attempt, method, protocol, response).await),
         Ok(Err(error)) => {
             let disposition = config
                 .classify_error
@@ -405,6 +419,7 @@ async fn settle<R>(
     config: &Config,
     attempt: AttemptGuard,
     method: &Method,
+    protocol: Protocol,
     response: Response<R>,
 ) -> Response<ResponseBody<R>>
 where
@@ -415,6 +430,8 @@ where
     let has_body = *method != Method::HEAD && parts.status != StatusCode::NOT_MODIFIED;
     let declared = header::declared_length(&parts.headers).filter(|_| has_body);
     let word = parts.extensions.get::<RetentionOverride>();
+    let told = protocol.told_by(&parts);
+    let mut by_trailers = false;
     let disposition = match word {
         // A protocol switch hands the connection over: there is no message to keep.
         _ if parts.status == StatusCode::SWITCHING_PROTOCOLS => Disposition::Release,
@@ -423,32 +440,40 @@ where
         Some(RetentionOverride::Keep | RetentionOverride::Live) => Disposition::Keep,
         // Another layer of this kind, further in, refused the request: nothing ran.
         None if parts.extensions.get::<ProblemKind>().is_some() => Disposition::Release,
-        None => config.retention.decide(&parts),
+        None => match told {
+            Told::ByHttp => config.retention.decide(&parts),
+            Told::By(code) => config.retention.decide_grpc(code),
+            Told::ByTrailers => {
+                by_trailers = true;
+                Disposition::Keep
+            }
+        },
     };
     let retention = match disposition {
         Disposition::Release => {
             let settled = attempt.release().await;
-            return answer(config, settled, parts, ResponseBody::passed(body));
+            return answer(config, protocol, settled, parts, ResponseBody::passed(body));
         }
         Disposition::LeaveUnknown => {
             let settled = attempt.abandon().await;
-            return answer(config, settled, parts, ResponseBody::passed(body));
+            return answer(config, protocol, settled, parts, ResponseBody::passed(body));
         }
         Disposition::Keep => None,
         Disposition::KeepFor(retention) => Some(retention.min(LONGEST)),
     };
     let complete = |outcome| Closing::Complete { outcome, retention };
-    if is_known_not_to_be_kept(config, &parts, declared, &body, word) {
+    let is_stream = protocol == Protocol::GrpcStreaming && told == Told::ByTrailers;
+    if is_stream || is_known_not_to_be_kept(config, &parts, declared, &body, word) {
         let tombstone = complete(Outcome::tombstone(parts.status));
         let settled = attempt.close(tombstone).await;
-        return answer(config, settled, parts, ResponseBody::passed(body));
+        return answer(config, protocol, settled, parts, ResponseBody::passed(body));
     }
     let holding = catch_panic(hold(body, config.response_limit));
     let HeldBody { held, end } = match within_if_any(attempt.time_left(), holding).await {
         Ok(Ok(held)) => held,
         Err(TimedOut) => {
             attempt.give_up();
-            return undone(config);
+            return undone(config, protocol);
         }
         Ok(Err(panic)) => {
             let _ = attempt.abandon().await;
@@ -456,6 +481,19 @@ where
         }
     };
     let closing = match end {
+        End::Whole if by_trailers => {
+            let code = grpc::final_status(held.trailers.as_deref());
+            let whole = || keep(config, &parts, &held.frames, held.trailers.as_deref());
+            match config.retention.decide_grpc(code) {
+                Disposition::Keep => complete(whole()),
+                Disposition::KeepFor(retention) => Closing::Complete {
+                    outcome: whole(),
+                    retention: Some(retention.min(LONGEST)),
+                },
+                Disposition::Release => Closing::Release,
+                Disposition::LeaveUnknown => Closing::Abandon,
+            }
+        }
         End::Whole => complete(keep(config, &parts, &held.frames, held.trailers.as_deref())),
         End::Lied | End::OverLimit(_) => complete(Outcome::tombstone(parts.status)),
         End::Broken(_) => Closing::Abandon,
@@ -467,15 +505,21 @@ where
         End::Broken(error) => (None, Some(error)),
         End::Lied => {
             let problem = not_kept(config, Some(parts.status));
-            let (parts, bytes) = config.refuse(problem).into_parts();
-            return answer(config, settled, parts, ResponseBody::full(bytes, None));
+            let (parts, bytes) = config.refuse(problem, protocol).into_parts();
+            return answer(
+                config,
+                protocol,
+                settled,
+                parts,
+                ResponseBody::full(bytes, None),
+            );
         }
     };
     if let (None, None) = (&rest, &error) {
         correct_length(&mut parts.headers, declared, held.frames.len());
     }
     let body = ResponseBody::held(held.frames, held.trailers, rest, error);
-    answer(config, settled, parts, body)
+    answer(config, protocol, settled, parts, body)
 }
 
 /// Says that it is done, and with which status.
@@ -647,6 +691,7 @@ fn keep(
 /// The answer to the first client, once the record stands.
 fn answer<R: Body<Data = Bytes>>(
     config: &Config,
+    protocol: Protocol,
     settled: Settled,
     parts: http::response::Parts,
     body: ResponseBody<R>,
@@ -658,8 +703,8 @@ fn answer<R: Body<Data = Bytes>>(
         Settled::Standing(outcome) => return give_again(&outcome, &config.marker),
         Settled::ClaimLost => Some(header::CLAIM_LOST),
         Settled::NotSaved => Some(header::NOT_SAVED),
-        Settled::Undone => return undone(config),
-        Settled::Unknown => return unsettled(config, ProblemKind::OutcomeUnknown),
+        Settled::Undone => return undone(config, protocol),
+        Settled::Unknown => return unsettled(config, protocol, ProblemKind::OutcomeUnknown),
     };
     let mut response = Response::from_parts(parts, body);
     // A handler that passes another service's answer on may pass its marker on too; but this answer
@@ -672,17 +717,18 @@ fn answer<R: Body<Data = Bytes>>(
 }
 
 /// The handler ran in a transaction that came to nothing.
-fn undone<R: Body<Data = Bytes>>(config: &Config) -> Response<ResponseBody<R>> {
-    unsettled(config, ProblemKind::StoreUnavailable)
+fn undone<R: Body<Data = Bytes>>(config: &Config, protocol: Protocol) -> Response<ResponseBody<R>> {
+    unsettled(config, protocol, ProblemKind::StoreUnavailable)
 }
 
 fn unsettled<R: Body<Data = Bytes>>(
     config: &Config,
+    protocol: Protocol,
     kind: ProblemKind,
 ) -> Response<ResponseBody<R>> {
     let mut problem = config.problem(kind);
     problem.retry_after = Some(Duration::from_secs(1));
-    refusal(config.refuse(problem))
+    refusal(config.refuse(problem, protocol))
 }
 
 /// A kept response, as it was, with the marker.

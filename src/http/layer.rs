@@ -12,6 +12,7 @@ use http::{HeaderMap, HeaderName, Method, Response, StatusCode};
 use tower_layer::Layer;
 
 use super::config::{Config, InFlight, MissingKey, OnNoStore, OnOutage};
+use super::grpc;
 use super::header;
 use super::policy::Policy;
 use super::problem::Problem;
@@ -218,6 +219,18 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
         self
     }
 
+    /// The gRPC methods whose response is a stream, as paths: `/shop.Orders/Watch`. Such a response
+    /// passes as it is produced, and a tombstone is kept: a retry gets ALREADY_EXISTS
+    /// `response_not_kept`. All other methods are unary. Default: none. See [`grpc`](super::grpc).
+    pub fn grpc_streaming<I>(mut self, paths: I) -> Self
+    where
+        I: IntoIterator,
+        I::Item: Into<Box<str>>,
+    {
+        self.config.grpc_streaming = paths.into_iter().map(Into::into).collect();
+        self
+    }
+
     /// What happens to a request whose key is being worked on. Default [`InFlight::Reject`].
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.config.in_flight = in_flight;
@@ -334,7 +347,7 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
     ///
     /// [`ConfigError`] with the name of the setting: a header name that is none, no guarded method
     /// at all, a waiting time of zero or more than a hundred years, a live type that is empty or has
-    /// parameters.
+    /// parameters, a gRPC path that is not of the form `/package.Service/Method`.
     pub fn build(self) -> Result<IdempotencyLayer<S>, ConfigError> {
         let config = &self.config;
         if let Some(setting) = self.header_is_wrong {
@@ -357,6 +370,10 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
         if config.live_types.iter().any(|kind| is_no_type(kind)) {
             let problem = "must hold content types without parameters, and no empty one";
             return Err(ConfigError::new("live_types", problem));
+        }
+        if !config.grpc_streaming.iter().all(|path| grpc::is_path(path)) {
+            let problem = "must hold paths of the form /package.Service/Method";
+            return Err(ConfigError::new("grpc_streaming", problem));
         }
         if config.documentation.as_deref().is_some_and(|url| {
             url.is_empty()
@@ -400,6 +417,7 @@ fn defaults() -> Config {
         response_limit: 1024 * 1024,
         retention: RetentionPolicy::default(),
         live_types: vec!["text/event-stream".into()],
+        grpc_streaming: Vec::new(),
         in_flight: InFlight::default(),
         retry_after: Duration::from_secs(1),
         on_outage: OnOutage::default(),

@@ -12,13 +12,15 @@
 //! 6. The handler runs, or the kept response is replayed, or the request is answered with 409 or 422.
 //! 7. The response is recorded, and only then answered.
 //!
-//! Every refusal is a problem document; see [`ProblemKind`].
+//! Every refusal is a problem document, or a status where the request is a gRPC call; see
+//! [`ProblemKind`] and [`grpc`].
 
 mod body;
 mod config;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
+pub mod grpc;
 mod guarded;
 mod header;
 mod layer;

@@ -8,8 +8,10 @@ use super::config::{Config, InFlight, MissingKey, OnOutage};
 use super::header;
 use super::problem::ProblemKind;
 use crate::claim::OnAbandoned;
+use crate::grpc_code::GrpcCode;
 use crate::idempotency::Engine;
 use crate::key::{KeySyntax, PersonalData};
+use crate::retention::Disposition;
 
 /// The idempotency specification that a resource must publish, its expiry included
 /// (draft-ietf-httpapi-idempotency-key-header-07 section 2.5.2), as it is in force.
@@ -48,6 +50,12 @@ pub struct Policy {
     /// The statuses that are not kept and free the key; absent if a function decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released_statuses: Option<Vec<u16>>,
+    /// The gRPC statuses that are not kept and free the key.
+    pub grpc_released: Vec<&'static str>,
+    /// The gRPC statuses after which the outcome is unknown.
+    pub grpc_unknown: Vec<&'static str>,
+    /// The paths of the gRPC methods whose responses are streams, which are not kept.
+    pub grpc_streaming: Vec<String>,
     /// The largest request body in bytes.
     pub max_request_bytes: usize,
     /// The largest response body in bytes that is kept.
@@ -79,6 +87,8 @@ pub struct Policy {
 pub struct PolicyProblem {
     /// The status.
     pub status: u16,
+    /// The status where the request is a gRPC call.
+    pub grpc_status: &'static str,
     /// The code in the problem document and in `Idempotency-Error`.
     pub code: &'static str,
     /// The title.
@@ -98,10 +108,17 @@ impl Policy {
             }
             PolicyProblem {
                 status: problem.status.as_u16(),
+                grpc_status: problem.grpc_status.name(),
                 code: kind.code(),
                 title: problem.title.into_owned(),
             }
         });
+        let grpc = |disposition| {
+            let all = GrpcCode::ALL.iter();
+            all.filter(|code| config.retention.decide_grpc(**code) == disposition)
+                .map(|code| code.name())
+                .collect()
+        };
         Self {
             header: header::display_name(config.header.as_str()),
             syntax: match config.syntax {
@@ -127,6 +144,13 @@ impl Policy {
             lease_seconds: engine.settings.lease.as_secs_f64(),
             kept: config.retention.name(),
             released_statuses: config.retention.released_statuses(),
+            grpc_released: grpc(Disposition::Release),
+            grpc_unknown: grpc(Disposition::LeaveUnknown),
+            grpc_streaming: config
+                .grpc_streaming
+                .iter()
+                .map(ToString::to_string)
+                .collect(),
             max_request_bytes: config.request_limit,
             max_response_bytes: config.response_limit,
             in_flight: if wait.is_some() { "wait" } else { "reject" },
@@ -159,7 +183,8 @@ impl Policy {
         serde_json::to_string_pretty(self).unwrap_or_default()
     }
 
-    /// The policy as a chapter for an API's documentation.
+    /// The policy as a chapter for an API's documentation. It speaks of HTTP; the statuses of gRPC
+    /// are in the JSON.
     pub fn to_markdown(&self) -> String {
         let mut text = String::from("## Idempotency\n\n");
         // Writing to a String cannot fail.
@@ -221,6 +246,7 @@ impl Policy {
                 status,
                 code,
                 title,
+                ..
             } = problem;
             writeln!(text, "| {status} | `{code}` | {title} |")?;
         }

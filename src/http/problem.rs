@@ -9,26 +9,27 @@ use http::{HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value};
 
 use super::header;
+use crate::grpc_code::GrpcCode;
 
 /// Why the layer refused a request. It stands in the response's extensions too, so that outer
 /// layers can tell the layer's own 409 from the handler's.
 ///
-/// | kind | status | code | what the client may do |
-/// |---|---|---|---|
-/// | `MissingKey` | 400 | `missing_key` | send a key |
-/// | `InvalidKey` | 400 | `invalid_key` | mend the key |
-/// | `BodyUnreadable` | 400 | `body_unreadable` | send the request again |
-/// | `InProgress` | 409 | `in_progress` | the same request again, after Retry-After |
-/// | `OutcomeUnknown` | 409 | `outcome_unknown` | ask for the operation's state; never a new key |
-/// | `ResponseNotKept` | 409 | `response_not_kept` | nothing: it is done; ask for its state |
-/// | `BodyTooLarge` | 413 | `body_too_large` | send less |
-/// | `KeyReused` | 422 | `key_reused` | a new key for a new operation |
-/// | `CallerChanged` | 422 | `caller_changed` | the first credentials again; never a new key |
-/// | `TooEarly` | 425 | `too_early` | again after the TLS handshake |
-/// | `ScopeUnavailable` | 500 | `scope_unavailable` | nothing |
-/// | `RecordUnreadable` | 500 | `record_unreadable` | nothing: an operator must look |
-/// | `StoreUnavailable` | 503 | `store_unavailable` | the same request again |
-/// | `Overloaded` | 503 | `overloaded` | the same request again |
+/// | kind | status | gRPC | code | what the client may do |
+/// |---|---|---|---|---|
+/// | `MissingKey` | 400 | INVALID_ARGUMENT | `missing_key` | send a key |
+/// | `InvalidKey` | 400 | INVALID_ARGUMENT | `invalid_key` | mend the key |
+/// | `BodyUnreadable` | 400 | UNAVAILABLE | `body_unreadable` | send the request again |
+/// | `InProgress` | 409 | ABORTED | `in_progress` | the same request again, after Retry-After |
+/// | `OutcomeUnknown` | 409 | ABORTED | `outcome_unknown` | ask for the operation's state; never a new key |
+/// | `ResponseNotKept` | 409 | ALREADY_EXISTS | `response_not_kept` | nothing: it is done; ask for its state |
+/// | `BodyTooLarge` | 413 | RESOURCE_EXHAUSTED | `body_too_large` | send less |
+/// | `KeyReused` | 422 | FAILED_PRECONDITION | `key_reused` | a new key for a new operation |
+/// | `CallerChanged` | 422 | FAILED_PRECONDITION | `caller_changed` | the first credentials again; never a new key |
+/// | `TooEarly` | 425 | UNAVAILABLE | `too_early` | again after the TLS handshake |
+/// | `ScopeUnavailable` | 500 | INTERNAL | `scope_unavailable` | nothing |
+/// | `RecordUnreadable` | 500 | DATA_LOSS | `record_unreadable` | nothing: an operator must look |
+/// | `StoreUnavailable` | 503 | UNAVAILABLE | `store_unavailable` | the same request again |
+/// | `Overloaded` | 503 | UNAVAILABLE | `overloaded` | the same request again |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ProblemKind {
@@ -97,6 +98,24 @@ impl ProblemKind {
     /// The default status.
     pub const fn status(self) -> StatusCode {
         self.facts().1
+    }
+
+    /// The default status where the request is a gRPC call.
+    pub const fn grpc_status(self) -> GrpcCode {
+        match self {
+            Self::MissingKey | Self::InvalidKey => GrpcCode::InvalidArgument,
+            Self::InProgress | Self::OutcomeUnknown => GrpcCode::Aborted,
+            Self::ResponseNotKept => GrpcCode::AlreadyExists,
+            Self::BodyTooLarge => GrpcCode::ResourceExhausted,
+            Self::KeyReused | Self::CallerChanged => GrpcCode::FailedPrecondition,
+            Self::ScopeUnavailable => GrpcCode::Internal,
+            Self::RecordUnreadable => GrpcCode::DataLoss,
+            // Nothing was done, and the same call may succeed: the one code that clients retry by
+            // themselves (AIP-194).
+            Self::BodyUnreadable | Self::TooEarly | Self::StoreUnavailable | Self::Overloaded => {
+                GrpcCode::Unavailable
+            }
+        }
     }
 
     const fn facts(self) -> (&'static str, StatusCode, &'static str, &'static str) {
@@ -207,13 +226,16 @@ pub struct Problem {
     pub kind: ProblemKind,
     /// The status, in the status line and in the member `status`.
     pub status: StatusCode,
+    /// The status where the request is a gRPC call.
+    pub grpc_status: GrpcCode,
     /// The member `type`: the documentation's URL with the code as its fragment.
     pub type_uri: String,
     /// The member `title`: the same for every occurrence.
     pub title: Cow<'static, str>,
     /// The member `detail`: what to do about this occurrence.
     pub detail: Cow<'static, str>,
-    /// Sent as Retry-After in whole seconds, rounded up, 1 at least.
+    /// Sent as Retry-After in whole seconds, rounded up, 1 at least; over gRPC as
+    /// `grpc-retry-pushback-ms`.
     pub retry_after: Option<Duration>,
     /// The target of the `Link` header with the relation `describedby`.
     pub documentation: Option<String>,
@@ -229,6 +251,7 @@ impl Problem {
         Self {
             kind,
             status,
+            grpc_status: kind.grpc_status(),
             type_uri: documentation.map_or_else(
                 || "about:blank".to_owned(),
                 |documentation| format!("{documentation}#{code}"),

@@ -12,6 +12,7 @@ use tower_service::Service;
 use super::body::{Frames, RequestBody, ResponseBody};
 use super::config::{Config, MissingKey};
 use super::future::ResponseFuture;
+use super::grpc::Protocol;
 use super::guarded::{Guarded, guard};
 use super::header;
 use super::problem::{Problem, ProblemKind};
@@ -90,6 +91,7 @@ where
             let request = Request::from_parts(parts, RequestBody::passed(body));
             return ResponseFuture::passed(self.inner.call(request));
         }
+        let protocol = Protocol::of(&parts, &config.grpc_streaming);
         match self.admit_head(&parts) {
             Ok(key) => {
                 // The ready service is the one to call; its clone has to become ready first.
@@ -100,11 +102,12 @@ where
                     engine: Arc::clone(&self.idempotency.engine),
                     inner,
                     key,
+                    protocol,
                 };
                 ResponseFuture::guarded(guard(request, parts, body))
             }
             Err(problem) => {
-                let response = self.config.refuse(*problem);
+                let response = self.config.refuse(*problem, protocol);
                 ResponseFuture::refused(refusal(response))
             }
         }

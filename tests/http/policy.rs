@@ -5,8 +5,9 @@ use std::time::Duration;
 use http::{HeaderName, Method, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    FingerprintRecipe, Idempotency, IdempotencyLayer, InFlight, KeyFormat, KeySyntax, MemoryStore,
-    MissingKey, OnAbandoned, OnOutage, PersonalData, Policy, ProblemKind, RetentionPolicy, Scope,
+    Disposition, FingerprintRecipe, GrpcCode, Idempotency, IdempotencyLayer, InFlight, KeyFormat,
+    KeySyntax, MemoryStore, MissingKey, OnAbandoned, OnOutage, PersonalData, Policy, ProblemKind,
+    RetentionPolicy, Scope,
 };
 
 fn of(layer: &IdempotencyLayer<MemoryStore>) -> Value {
@@ -42,6 +43,10 @@ fn the_defaults_are_told_with_the_values_in_force() {
             "lease_seconds": 30.0,
             "kept": "standard",
             "released_statuses": released(),
+            "grpc_released": ["PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "ABORTED", "INTERNAL",
+                              "UNAVAILABLE", "UNAUTHENTICATED"],
+            "grpc_unknown": ["CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "DATA_LOSS"],
+            "grpc_streaming": [],
             "max_request_bytes": 2 * 1024 * 1024,
             "max_response_bytes": 1024 * 1024,
             "in_flight": "reject",
@@ -89,9 +94,14 @@ fn every_setting_is_told() {
         .methods([Method::PUT])
         .scope(Scope::header(HeaderName::from_static("x-account")))
         .fingerprint(FingerprintRecipe::raw().except(["/at"]).unwrap())
-        .retention(RetentionPolicy::from_fn("ours", |_| {
-            tower_idempotency::Disposition::Keep
-        }))
+        .retention(
+            RetentionPolicy::from_fn("ours", |_| Disposition::Keep).grpc(|code| match code {
+                GrpcCode::Ok => Disposition::KeepFor(Duration::from_secs(1)),
+                GrpcCode::NotFound => Disposition::LeaveUnknown,
+                _ => Disposition::Keep,
+            }),
+        )
+        .grpc_streaming(["/shop.Orders/Watch"])
         .request_limit(10)
         .response_limit(20)
         .in_flight(InFlight::Wait(Duration::from_secs(3)))
@@ -102,6 +112,7 @@ fn every_setting_is_told() {
         .problems(|problem| {
             if problem.kind == ProblemKind::KeyReused {
                 problem.status = StatusCode::BAD_REQUEST;
+                problem.grpc_status = GrpcCode::Aborted;
                 problem.title = "Reused".into();
             }
         })
@@ -126,6 +137,9 @@ fn every_setting_is_told() {
         ("on_abandoned", json!("rerun")),
         ("kept", json!("ours")),
         ("released_statuses", Value::Null),
+        ("grpc_released", json!([])),
+        ("grpc_unknown", json!(["NOT_FOUND"])),
+        ("grpc_streaming", json!(["/shop.Orders/Watch"])),
         ("max_request_bytes", json!(10)),
         ("max_response_bytes", json!(20)),
         ("in_flight", json!("wait")),
@@ -143,7 +157,12 @@ fn every_setting_is_told() {
             .to_string()
             .contains("json-except:/at")
     );
-    let reused = json!({"status": 400, "code": "key_reused", "title": "Reused"});
+    let reused = json!({
+        "status": 400,
+        "grpc_status": "ABORTED",
+        "code": "key_reused",
+        "title": "Reused",
+    });
     assert!(policy["problems"].as_array().unwrap().contains(&reused));
     let missing = policy["problems"][0]["title"].as_str().unwrap();
     assert_eq!(missing, "X-Request-Key is missing");

@@ -1,8 +1,5 @@
 //! tonic's server takes the layer, and its bodies pass with their trailers.
 
-#[path = "support/app.rs"]
-mod app;
-
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,7 +17,7 @@ use tonic::transport::Server;
 use tower::{Layer, service_fn};
 use tower_idempotency::{IdempotencyLayer, MemoryStore, RequestBody};
 
-use app::{Answer, send};
+use crate::app::{self, Answer, send};
 
 /// What code generators make of a service: its name, and a function of requests.
 #[derive(Clone, Default)]
@@ -50,10 +47,12 @@ impl tower::Service<Request<Body>> for Payments {
     }
 }
 
-/// One message of no bytes, and the status in the trailers.
+/// One message of no bytes, and the status in the trailers with others.
 fn unary() -> Response<Body> {
     let mut trailers = HeaderMap::new();
     trailers.insert("grpc-status", "0".parse().unwrap());
+    trailers.append("x-cost-bin", "AAEC".parse().unwrap());
+    trailers.append("x-cost-bin", "AwQF".parse().unwrap());
     let frames = [
         Ok::<_, tonic::Status>(Frame::data(Bytes::from_static(&[0; 5]))),
         Ok(Frame::trailers(trailers)),
@@ -75,7 +74,11 @@ fn assert_is_the_unary_answer(answer: &Answer, replayed: bool) {
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), "application/grpc");
     assert_eq!(answer.body, &[0; 5][..]);
-    assert_eq!(answer.trailers.as_ref().unwrap()["grpc-status"], "0");
+    let trailers = answer.trailers.as_ref().unwrap();
+    assert_eq!(trailers["grpc-status"], "0");
+    let costs: Vec<_> = trailers.get_all("x-cost-bin").iter().collect();
+    assert_eq!(costs, ["AAEC", "AwQF"]);
+    assert_eq!(trailers.len(), 3);
     assert_eq!(answer.is_replay(), replayed);
     // gRPC announces no trailers.
     assert!(!answer.headers.contains_key("trailer"));
