@@ -52,6 +52,7 @@
 //! |---|---|
 //! | HTTP services | [`IdempotencyLayer`], its [builder](IdempotencyLayerBuilder), [`http`] |
 //! | gRPC services | [`http::grpc`], [`GrpcCode`] |
+//! | webhooks | [`IdempotencyLayer::webhooks`], [`KeySource`] |
 //! | handlers | [`Attempt`], [`RetentionOverride`] |
 //! | clients | the codes of [`ProblemKind`] |
 #![cfg_attr(feature = "client", doc = "| clients in Rust | [`client`] |")]
@@ -159,8 +160,9 @@ pub use error::{ConfigError, StoreError, StoreErrorKind};
 pub use fingerprint::{Fingerprint, FingerprintDescription, FingerprintMatch, FingerprintRecipe};
 pub use grpc_code::GrpcCode;
 pub use http::{
-    IdempotencyLayer, IdempotencyLayerBuilder, IdempotencyService, InFlight, MissingKey, OnNoStore,
-    OnOutage, Policy, PolicyProblem, Problem, ProblemKind, RequestBody, ResponseBody, Scope,
+    IdempotencyLayer, IdempotencyLayerBuilder, IdempotencyService, InFlight, KeySource, MissingKey,
+    OnNoStore, OnOutage, Policy, PolicyProblem, Problem, ProblemKind, RequestBody, ResponseBody,
+    Scope,
 };
 pub use idempotency::{Idempotency, IdempotencyBuilder};
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};

@@ -6,6 +6,8 @@
 mod app;
 
 // The request.
+#[path = "http/body_key.rs"]
+mod body_key;
 #[path = "http/fingerprint.rs"]
 mod fingerprint;
 #[path = "http/key.rs"]
@@ -16,6 +18,8 @@ mod limits;
 mod methods;
 #[path = "http/scope.rs"]
 mod scope;
+#[path = "http/webhooks.rs"]
+mod webhooks;
 
 // The response.
 #[path = "http/bodies.rs"]

@@ -52,11 +52,12 @@ impl<'a> FingerprintHasher<'a> {
         caller: CallerPart,
     ) -> Self {
         let mut hash = Sha256::new();
-        let mut encoder = Encoder::new(&mut hash);
-        encoder.text(head.method.as_str().as_bytes());
-        encoder.text(path.as_bytes());
-        encoder.lines(query.map(str::as_bytes));
-        drop(encoder);
+        if !matches!(settings.content, Content::KeyOnly) {
+            let mut encoder = Encoder::new(&mut hash);
+            encoder.text(head.method.as_str().as_bytes());
+            encoder.text(path.as_bytes());
+            encoder.lines(query.map(str::as_bytes));
+        }
         let [a, b, c, d, ..] = <[u8; 32]>::from(hash.clone().finalize());
         let mut encoder = Encoder::new(&mut hash);
         for name in &settings.headers {
@@ -141,7 +142,7 @@ impl<'a> Body<'a> {
         match content {
             Content::Read(reading) => Self::read(reading, headers).unwrap_or(Self::Raw),
             Content::Closure { f, .. } => Self::Closure(&**f),
-            Content::LeftOut => Self::LeftOut,
+            Content::LeftOut | Content::KeyOnly => Self::LeftOut,
         }
     }
 

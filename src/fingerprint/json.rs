@@ -3,6 +3,20 @@
 use super::encoder::Encoder;
 use super::pointer::{Pointer, PointerSet, Position, element_index};
 
+/// The strings and numbers at these pointers, as text. `None` if one of them is not there, or if the
+/// document can be understood in two ways: see [`Document::parse`].
+pub(crate) fn scalars(body: &[u8], pointers: &[Pointer]) -> Option<Vec<String>> {
+    let document = Document::parse(body)?;
+    let nothing = PointerSet::default();
+    let scalar = |pointer| {
+        let (node, _) = document.find(pointer, nothing.root())?;
+        let is_scalar = matches!(node, Node::Number(_) | Node::Plain(_) | Node::Escaped(_));
+        let text = String::from_utf8(document.text(node).to_vec());
+        text.ok().filter(|_| is_scalar)
+    };
+    pointers.iter().map(scalar).collect()
+}
+
 /// Which values of a document are hashed: those chosen, or all, without those left out.
 #[derive(Clone, Default)]
 pub(super) struct Selection {

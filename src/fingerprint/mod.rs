@@ -28,6 +28,8 @@
 //! | content, closure | `C`, then what the closure returned to its end |
 //! | content, left out | `N` |
 //!
+//! Where the key alone decides ([`FingerprintRecipe::key_only`]) there are no fields for method, path and query.
+//!
 //! The target part is the beginning of a SHA-256 over the first three, so that requests of two recipes
 //! can be told apart by it.
 //!
@@ -55,5 +57,7 @@ mod properties;
 mod tests;
 
 pub(crate) use caller::{CallerPart, caller_part};
+pub(crate) use json::scalars;
+pub(crate) use pointer::Pointer;
 pub use recipe::{FingerprintDescription, FingerprintRecipe};
 pub use value::{Fingerprint, FingerprintMatch};

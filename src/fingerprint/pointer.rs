@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A pointer, parsed into its reference tokens.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Pointer {
+pub(crate) struct Pointer {
     tokens: Vec<Box<str>>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Position<'s> {
 
 impl Pointer {
     /// Parses a pointer. The error goes on from the name of a setter.
-    pub(super) fn parse(text: &str) -> Result<Self, String> {
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let tokens = match text.strip_prefix('/') {
             Some(rest) => rest
                 .split('/')

@@ -19,7 +19,7 @@ use crate::error::ConfigError;
 
 /// What of a request goes into its [`Fingerprint`]: which parts make it *the same request*.
 ///
-/// The method, the path and the raw query always do. The body does as its bytes are
+/// The method, the path and the raw query do, unless the [key alone](Self::key_only) decides. The body does as its bytes are
 /// ([`raw`](Self::raw), the default), unless the recipe reads it: [`json`](Self::json) and
 /// [`multipart`](Self::multipart) for bodies of those content types,
 /// [`closure`](Self::closure) for anything else. Request trailers are not hashed. How a body is
@@ -87,6 +87,15 @@ impl FingerprintRecipe {
         Self::new(Content::LeftOut)
     }
 
+    /// Nothing of the request: the key alone says what is the same.
+    ///
+    /// For keys that no two operations can share, and requests that differ from one attempt to the
+    /// next in all but the key: an event that its sender delivers again with another time stamp, to
+    /// another path.
+    pub fn key_only() -> Self {
+        Self::new(Content::KeyOnly)
+    }
+
     /// What `f` makes of a request's head and whole body, in place of its content.
     ///
     /// For formats that this crate does not know: a decoded protobuf message, a canonical XML.
@@ -127,8 +136,8 @@ impl FingerprintRecipe {
     /// not JSON, not UTF-8, with a byte order mark, nested deeper than 128, with a name twice in
     /// one object, or with half a surrogate pair.
     ///
-    /// After [`closure`](Self::closure) or [`without_content`](Self::without_content) this
-    /// setter, like [`multipart`](Self::multipart), [`only`](Self::only) and
+    /// After [`closure`](Self::closure), [`without_content`](Self::without_content) or
+    /// [`key_only`](Self::key_only) this setter, like [`multipart`](Self::multipart), [`only`](Self::only) and
     /// [`except`](Self::except), brings back the content.
     #[must_use]
     pub fn json(self) -> Self {
@@ -280,7 +289,7 @@ impl FingerprintRecipe {
         self.with(|settings| {
             let mut reading = match &mut settings.content {
                 Content::Read(reading) => mem::take(reading),
-                Content::Closure { .. } | Content::LeftOut => Reading::default(),
+                Content::Closure { .. } | Content::LeftOut | Content::KeyOnly => Reading::default(),
             };
             change(&mut reading);
             settings.content = Content::Read(reading);
@@ -330,8 +339,13 @@ pub(super) struct Settings {
 #[derive(Clone)]
 pub(super) enum Content {
     Read(Reading),
-    Closure { id: String, f: Arc<Closure> },
+    Closure {
+        id: String,
+        f: Arc<Closure>,
+    },
     LeftOut,
+    /// Not even the method, the path and the query.
+    KeyOnly,
 }
 
 /// Which content types are read. All others are hashed as they are.
@@ -361,7 +375,10 @@ impl Settings {
     }
 
     fn hashed(&self) -> Vec<String> {
-        let mut hashed = ["method", "path", "query"].map(String::from).to_vec();
+        let mut hashed = match self.content {
+            Content::KeyOnly => Vec::new(),
+            _ => ["method", "path", "query"].map(String::from).to_vec(),
+        };
         hashed.extend(self.headers.iter().map(|name| format!("header:{name}")));
         match &self.content {
             Content::Read(reading) => {
@@ -377,13 +394,16 @@ impl Settings {
                 }
             }
             Content::Closure { id, .. } => hashed.push(format!("closure:{id}")),
-            Content::LeftOut => {}
+            Content::LeftOut | Content::KeyOnly => {}
         }
         hashed
     }
 
     fn text(&self) -> String {
-        let mut text = String::from("SHA-256 of method, path, query");
+        let mut text = match self.content {
+            Content::KeyOnly => String::from("The key alone decides"),
+            _ => String::from("SHA-256 of method, path, query"),
+        };
         for name in &self.headers {
             text += &format!(", header {name}");
         }
@@ -405,6 +425,7 @@ impl Settings {
                 text += &format!(", and of what `{id}` makes of the rest.");
             }
             Content::LeftOut => text += ". Nothing of the body is compared.",
+            Content::KeyOnly => text += ".",
         }
         text
     }
@@ -487,6 +508,7 @@ mod tests {
             closure("b"),
             FingerprintRecipe::without_content(),
             FingerprintRecipe::without_content().headers([HOST]),
+            FingerprintRecipe::key_only(),
         ];
         let mut ids: Vec<_> = recipes
             .iter()
@@ -593,5 +615,8 @@ mod tests {
         let without = FingerprintRecipe::without_content().describe();
         assert_eq!(without.hashed, ["method", "path", "query"]);
         assert!(without.text.ends_with("Nothing of the body is compared."));
+        let key_only = FingerprintRecipe::key_only().describe();
+        assert!(key_only.hashed.is_empty());
+        assert_eq!(key_only.text, "The key alone decides.");
     }
 }

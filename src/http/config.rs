@@ -11,7 +11,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, StatusCode};
 
 use super::grpc::{self, Protocol};
-use super::header::{self, NeverStored};
+use super::header::NeverStored;
+use super::key_source::KeySource;
 use super::problem::{Problem, ProblemKind};
 use super::scope::Scope;
 use crate::fingerprint::FingerprintRecipe;
@@ -65,6 +66,16 @@ pub enum OnNoStore {
     Tombstone,
 }
 
+/// Who reads what the layer answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AskedBy {
+    /// A client that reads codes.
+    Client,
+    /// The sender of events: it reads the status, and every one but 2xx makes it deliver again or,
+    /// if it is a 4xx, give up.
+    EventSender,
+}
+
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 pub(crate) type Filter = dyn Fn(&Parts) -> bool + Send + Sync;
@@ -77,7 +88,8 @@ pub(crate) type ClassifyError = dyn Fn(&dyn Any) -> Option<Disposition> + Send +
 #[derive(Clone)]
 pub(crate) struct Config {
     pub(crate) namespace: String,
-    pub(crate) header: HeaderName,
+    pub(crate) asked_by: AskedBy,
+    pub(crate) source: KeySource,
     pub(crate) syntax: KeySyntax,
     pub(crate) format: KeyFormat,
     pub(crate) missing_key: MissingKey,
@@ -107,8 +119,12 @@ impl Config {
     /// A problem with all the settings' words, before it is made a response.
     pub(crate) fn problem(&self, kind: ProblemKind) -> Problem {
         let mut problem = Problem::new(kind, self.documentation.as_deref());
-        if self.header != header::IDEMPOTENCY_KEY {
-            problem.rename_header(&header::display_name(self.header.as_str()));
+        if !self.source.is_default() {
+            problem.rename_key(&self.source.phrase());
+        }
+        // Some senders take a 4xx for the last word and never deliver the event again.
+        if self.asked_by == AskedBy::EventSender && problem.status == StatusCode::CONFLICT {
+            problem.status = StatusCode::SERVICE_UNAVAILABLE;
         }
         problem
     }
@@ -132,7 +148,7 @@ impl Config {
 impl fmt::Debug for Config {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Config")
-            .field("header", &self.header)
+            .field("key_source", &self.source)
             .field("syntax", &self.syntax)
             .field("missing_key", &self.missing_key)
             .field("methods", &self.methods)

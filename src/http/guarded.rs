@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use tower_service::Service;
 
 use super::body::{Frames, RequestBody, ResponseBody, Trailers};
-use super::config::{Config, InFlight, OnNoStore, OnOutage};
+use super::config::{AskedBy, Config, InFlight, OnNoStore, OnOutage};
 use super::grpc::{self, Protocol, Told};
 use super::header;
 use super::original_uri::original_uri;
@@ -54,7 +54,7 @@ pub(super) struct Guarded<T> {
 pub(super) fn guard<T, B, R>(
     guarded: Guarded<T>,
     parts: Parts,
-    body: B,
+    body: RequestBody<B>,
 ) -> impl Future<Output = Answer<R, T::Error>> + Send
 where
     T: Service<Request<RequestBody<B>>, Response = Response<R>> + Send + 'static,
@@ -131,18 +131,11 @@ async fn read_request<B>(
     config: &Config,
     key: &ScopedKey,
     parts: &Parts,
-    body: B,
+    body: RequestBody<B>,
 ) -> Result<(Fingerprint, RequestBody<B>), ProblemKind>
 where
     B: Body<Data = Bytes>,
 {
-    let limit = config.request_limit;
-    let declared = header::declared_length(&parts.headers).unwrap_or(0);
-    let at_least = declared.max(body.size_hint().lower());
-    // Before the body is polled, so that a client that waits for 100 Continue need not send it.
-    if at_least > limit as u64 {
-        return Err(ProblemKind::BodyTooLarge);
-    }
     let uri = original_uri(parts);
     let caller = match &config.scope {
         Some(_) => CallerPart::Scoped,
@@ -151,6 +144,29 @@ where
     let mut hasher = config
         .fingerprint
         .start(parts, uri.path(), uri.query(), caller);
+    let (frames, trailers) =
+        read_within(config, &parts.headers, body, |data| hasher.frame(data)).await?;
+    let fingerprint = hasher.finish(|| frames.join());
+    Ok((fingerprint, RequestBody::held(frames, trailers)))
+}
+
+/// Reads a whole body within the limit, and shows each of its frames as it arrives.
+pub(super) async fn read_within<B>(
+    config: &Config,
+    headers: &HeaderMap,
+    body: B,
+    mut seen: impl FnMut(&Bytes),
+) -> Result<(Frames, Trailers), ProblemKind>
+where
+    B: Body<Data = Bytes>,
+{
+    let limit = config.request_limit;
+    let declared = header::declared_length(headers).unwrap_or(0);
+    let at_least = declared.max(body.size_hint().lower());
+    // Before the body is polled, so that a client that waits for 100 Continue need not send it.
+    if at_least > limit as u64 {
+        return Err(ProblemKind::BodyTooLarge);
+    }
     let mut frames = Frames::default();
     let mut trailers = None;
     let mut body = pin!(body);
@@ -161,14 +177,13 @@ where
                 if data.len() > limit - frames.len() {
                     return Err(ProblemKind::BodyTooLarge);
                 }
-                hasher.frame(&data);
+                seen(&data);
                 frames.push(data);
             }
             Err(frame) => trailers = frame.into_trailers().ok().map(Box::new),
         }
     }
-    let fingerprint = hasher.finish(|| frames.join());
-    Ok((fingerprint, RequestBody::held(frames, trailers)))
+    Ok((frames, trailers))
 }
 
 /// A request that was read, and tries for its key.
@@ -528,6 +543,9 @@ fn not_kept(config: &Config, status: Option<StatusCode>) -> Problem {
     if let Some(status) = status {
         let member = "original_status".to_owned();
         problem.extensions.insert(member, status.as_u16().into());
+        if config.asked_by == AskedBy::EventSender {
+            problem.status = status;
+        }
     }
     problem
 }

@@ -11,9 +11,10 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, Method, Response, StatusCode};
 use tower_layer::Layer;
 
-use super::config::{Config, InFlight, MissingKey, OnNoStore, OnOutage};
+use super::config::{AskedBy, Config, InFlight, MissingKey, OnNoStore, OnOutage};
 use super::grpc;
 use super::header;
+use super::key_source::KeySource;
 use super::policy::Policy;
 use super::problem::Problem;
 use super::scope::Scope;
@@ -62,8 +63,68 @@ impl<S: Store> IdempotencyLayer<S> {
         IdempotencyLayerBuilder {
             idempotency: idempotency.into(),
             config: defaults(),
-            header_is_wrong: None,
+            wrong: None,
         }
+    }
+
+    /// A layer for the events of one sender, which delivers each at least once: the handler runs
+    /// once per event.
+    ///
+    /// `sender` says whose events these are (`stripe`, `line`): it is the scope, so that two senders
+    /// may give the same id to two events. `event_id` says where the id is. **Verify the signature
+    /// outside of this layer**, or a stranger can use up the id of an event that is still to come.
+    ///
+    /// These settings differ from those of [`builder`](Self::builder), and can be set again:
+    ///
+    /// | setting | here | because |
+    /// |---|---|---|
+    /// | namespace | `webhook` | no client can name the key of an event |
+    /// | missing key | 400 `event_id_missing` | a delivery without an id cannot be told from a repetition |
+    /// | fingerprint | [`key_only`](FingerprintRecipe::key_only) | a delivery differs from the first one in time stamps and counters; the id decides |
+    /// | kept | 2xx, for 30 days or the engine's retention if that is longer; all else frees the key | only a 2xx stops the sender, and whoever delivers again wants the handler to try again. Thirty days is how long Stripe lists events to deliver by hand |
+    /// | 409 `in_progress`, `outcome_unknown` | 503 with Retry-After | the sender is to deliver again; some take a 4xx for the last word |
+    /// | 409 `response_not_kept` | the status that the response had | the event was handled |
+    ///
+    /// An event whose handler died half-way stays `outcome_unknown` until it is reconciled. Where
+    /// all that the handler does is one database transaction, let the next delivery run it again:
+    /// [`OnAbandoned::Rerun`](crate::OnAbandoned::Rerun).
+    ///
+    /// A delivery that holds several events, as LINE's do, is not for a layer:
+    /// [`Idempotency::run`] once for each event tells them apart.
+    ///
+    /// ```
+    /// use tower_idempotency::{IdempotencyLayer, KeySource, MemoryStore};
+    ///
+    /// # fn main() -> Result<(), tower_idempotency::ConfigError> {
+    /// let event_id = KeySource::json(["/id"])?;
+    /// let events = IdempotencyLayer::webhooks(MemoryStore::new(), "stripe", event_id).build()?;
+    /// # Ok(()) }
+    /// ```
+    pub fn webhooks(
+        idempotency: impl Into<Idempotency<S>>,
+        sender: &str,
+        event_id: KeySource,
+    ) -> IdempotencyLayerBuilder<S> {
+        let mut builder = Self::builder(idempotency);
+        let retention = builder.idempotency.engine.settings.retention;
+        let retention = retention.max(EVENTS_ARE_REDELIVERED_FOR);
+        let keep_success = move |parts: &http::response::Parts| match parts.status.is_success() {
+            true => Disposition::KeepFor(retention),
+            false => Disposition::Release,
+        };
+        builder.config.asked_by = AskedBy::EventSender;
+        if sender.is_empty() {
+            let problem = "must not be empty: it separates the events of two senders";
+            builder.wrong = Some(ConfigError::new("sender", problem));
+        }
+        let sender = sender.to_owned();
+        builder
+            .namespace("webhook")
+            .scope(Scope::from_fn(move |_| Some(sender.clone())))
+            .key_source(event_id)
+            .missing_key(MissingKey::Reject)
+            .fingerprint(FingerprintRecipe::key_only())
+            .retention(RetentionPolicy::from_fn("webhook", keep_success))
     }
 
     /// The engine: to drain it at shutdown, or to use it for jobs too.
@@ -109,7 +170,7 @@ impl<S, T> Layer<T> for IdempotencyLayer<S> {
 pub struct IdempotencyLayerBuilder<S> {
     idempotency: Idempotency<S>,
     config: Config,
-    header_is_wrong: Option<&'static str>,
+    wrong: Option<ConfigError>,
 }
 
 impl<S: Store> IdempotencyLayerBuilder<S> {
@@ -142,9 +203,15 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
     /// The request header that carries the key. Default `Idempotency-Key`.
     pub fn header(mut self, name: &str) -> Self {
         match HeaderName::try_from(name) {
-            Ok(name) => self.config.header = name,
-            Err(_) => self.header_is_wrong = Some("header"),
+            Ok(name) => self.config.source = KeySource::header(name),
+            Err(_) => self.wrong = Some(no_header("header")),
         }
+        self
+    }
+
+    /// Where the key is, if no header carries it. Default: the header `Idempotency-Key`.
+    pub fn key_source(mut self, source: KeySource) -> Self {
+        self.config.source = source;
         self
     }
 
@@ -153,7 +220,7 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
     pub fn replay_marker(mut self, name: &str) -> Self {
         match HeaderName::try_from(name) {
             Ok(name) => self.config.marker = name,
-            Err(_) => self.header_is_wrong = Some("replay_marker"),
+            Err(_) => self.wrong = Some(no_header("replay_marker")),
         }
         self
     }
@@ -345,13 +412,14 @@ impl<S: Store> IdempotencyLayerBuilder<S> {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] with the name of the setting: a header name that is none, no guarded method
+    /// [`ConfigError`] with the name of the setting: a header name that is none, a sender without a
+    /// name, no guarded method
     /// at all, a waiting time of zero or more than a hundred years, a live type that is empty or has
     /// parameters, a gRPC path that is not of the form `/package.Service/Method`.
     pub fn build(self) -> Result<IdempotencyLayer<S>, ConfigError> {
         let config = &self.config;
-        if let Some(setting) = self.header_is_wrong {
-            return Err(ConfigError::new(setting, "is not the name of a header"));
+        if let Some(wrong) = self.wrong {
+            return Err(wrong);
         }
         if config.methods.is_empty() {
             let problem = "must not be empty: the layer would guard nothing";
@@ -405,7 +473,8 @@ impl<S> fmt::Debug for IdempotencyLayerBuilder<S> {
 fn defaults() -> Config {
     Config {
         namespace: "http".to_owned(),
-        header: header::IDEMPOTENCY_KEY,
+        asked_by: AskedBy::Client,
+        source: KeySource::header(header::IDEMPOTENCY_KEY),
         syntax: KeySyntax::default(),
         format: KeyFormat::default(),
         missing_key: MissingKey::default(),
@@ -431,6 +500,12 @@ fn defaults() -> Config {
         classify_error: None,
     }
 }
+
+fn no_header(setting: &'static str) -> ConfigError {
+    ConfigError::new(setting, "is not the name of a header")
+}
+
+const EVENTS_ARE_REDELIVERED_FOR: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 
 /// Where the codes are explained if an API has no page of its own.
 const DOCUMENTATION: &str =

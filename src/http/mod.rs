@@ -3,7 +3,7 @@
 //! What happens to a request, in this order:
 //!
 //! 1. A method that is not guarded (all but POST and PATCH) passes, its key ignored.
-//! 2. The key is read and checked before the body is touched. Missing: it passes, or 400
+//! 2. The key is read and checked before the body is touched (one that is in the body: after 4). Missing: it passes, or 400
 //!    `missing_key`. Malformed: 400 `invalid_key`. Nothing is stored.
 //! 3. The scope is taken from authenticated state.
 //! 4. The body is read within its limit (413 `body_too_large`) and fingerprinted.
@@ -16,6 +16,7 @@
 //! [`ProblemKind`] and [`grpc`].
 
 mod body;
+mod body_key;
 mod config;
 #[cfg(feature = "axum")]
 mod extract;
@@ -23,6 +24,7 @@ mod future;
 pub mod grpc;
 mod guarded;
 mod header;
+mod key_source;
 mod layer;
 mod original_uri;
 mod policy;
@@ -35,6 +37,7 @@ pub use config::{InFlight, MissingKey, OnNoStore, OnOutage};
 pub use future::ResponseFuture;
 #[cfg(feature = "client")]
 pub(crate) use header::{ERROR, IDEMPOTENCY_KEY, REPLAYED, UNPROTECTED};
+pub use key_source::KeySource;
 pub use layer::{IdempotencyLayer, IdempotencyLayerBuilder};
 pub use policy::{Policy, PolicyProblem};
 pub use problem::{Problem, ProblemKind};

@@ -20,8 +20,13 @@ use crate::retention::Disposition;
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
 pub struct Policy {
-    /// The request header that carries the key.
-    pub header: String,
+    /// The request header that carries the key; absent if the body does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub header: Option<String>,
+    /// The JSON pointers to the values in the body that make the key, or `function`; absent if a
+    /// header carries it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_in_body: Option<Vec<String>>,
     /// `lenient` (Structured Field String or bare) or `strict` (Structured Field String).
     pub syntax: &'static str,
     /// The shortest key in bytes.
@@ -120,7 +125,11 @@ impl Policy {
                 .collect()
         };
         Self {
-            header: header::display_name(config.header.as_str()),
+            header: config
+                .source
+                .as_header()
+                .map(|name| header::display_name(name.as_str())),
+            key_in_body: config.source.in_body(),
             syntax: match config.syntax {
                 KeySyntax::Lenient => "lenient",
                 KeySyntax::Strict => "strict",
@@ -198,12 +207,16 @@ impl Policy {
         } else {
             "may carry"
         };
+        let carrier = match (&self.header, &self.key_in_body) {
+            (Some(header), _) => format!("the header `{header}`"),
+            (None, Some(places)) => format!("a key in the body (`{}`)", places.join("`, `")),
+            (None, None) => "a key".to_owned(),
+        };
         writeln!(
             text,
-            "Requests with the methods {} {required} the header `{}`: one unique key per operation, \
-             the same one on every retry.\n",
+            "Requests with the methods {} {required} {carrier}: one unique key per operation, the \
+             same one on every retry.\n",
             self.methods.join(", "),
-            self.header,
         )?;
         writeln!(text, "| | |\n|---|---|")?;
         let syntax = match self.syntax {
@@ -216,7 +229,10 @@ impl Policy {
             self.key_min_bytes, self.key_max_bytes, self.key_format
         )?;
         writeln!(text, "| keys are unique | {} |", self.scope)?;
-        let fingerprint = self.fingerprint.join(", ");
+        let fingerprint = match &self.fingerprint[..] {
+            [] => "key, whatever else".to_owned(),
+            parts => parts.join(", "),
+        };
         writeln!(text, "| same request means same | {fingerprint} |")?;
         let retention = self.retention_seconds;
         writeln!(text, "| results are kept for | {retention} seconds |")?;

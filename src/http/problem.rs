@@ -17,6 +17,7 @@ use crate::grpc_code::GrpcCode;
 /// | kind | status | gRPC | code | what the client may do |
 /// |---|---|---|---|---|
 /// | `MissingKey` | 400 | INVALID_ARGUMENT | `missing_key` | send a key |
+/// | `EventIdMissing` | 400 | INVALID_ARGUMENT | `event_id_missing` | nothing: an event without an id is not delivered |
 /// | `InvalidKey` | 400 | INVALID_ARGUMENT | `invalid_key` | mend the key |
 /// | `BodyUnreadable` | 400 | UNAVAILABLE | `body_unreadable` | send the request again |
 /// | `InProgress` | 409 | ABORTED | `in_progress` | the same request again, after Retry-After |
@@ -35,6 +36,8 @@ use crate::grpc_code::GrpcCode;
 pub enum ProblemKind {
     /// The route requires a key and there is none (draft section 2.7).
     MissingKey,
+    /// A webhook's event carries no id, or none that can be read for certain.
+    EventIdMissing,
     /// The key does not follow the syntax, the length or the format (draft section 2.1).
     InvalidKey,
     /// The request's body broke off.
@@ -67,6 +70,7 @@ impl ProblemKind {
     /// All kinds, for documentation.
     pub const ALL: &'static [Self] = &[
         Self::MissingKey,
+        Self::EventIdMissing,
         Self::InvalidKey,
         Self::BodyUnreadable,
         Self::InProgress,
@@ -103,7 +107,7 @@ impl ProblemKind {
     /// The default status where the request is a gRPC call.
     pub const fn grpc_status(self) -> GrpcCode {
         match self {
-            Self::MissingKey | Self::InvalidKey => GrpcCode::InvalidArgument,
+            Self::MissingKey | Self::EventIdMissing | Self::InvalidKey => GrpcCode::InvalidArgument,
             Self::InProgress | Self::OutcomeUnknown => GrpcCode::Aborted,
             Self::ResponseNotKept => GrpcCode::AlreadyExists,
             Self::BodyTooLarge => GrpcCode::ResourceExhausted,
@@ -126,6 +130,13 @@ impl ProblemKind {
                 "Idempotency-Key is missing",
                 "This operation requires an Idempotency-Key header: send a unique key, and the \
                  same one on every retry.",
+            ),
+            Self::EventIdMissing => (
+                "event_id_missing",
+                StatusCode::BAD_REQUEST,
+                "The event has no id",
+                "The event carries no id by which a repeated delivery could be told. Nothing was \
+                 done.",
             ),
             Self::InvalidKey => (
                 "invalid_key",
@@ -264,10 +275,22 @@ impl Problem {
         }
     }
 
-    /// Lets the texts speak of the header that the layer reads.
-    pub(crate) fn rename_header(&mut self, name: &str) {
+    /// Lets the texts speak of where the layer finds the key: "X-Request-Key header", or "key in
+    /// `/id`".
+    pub(crate) fn rename_key(&mut self, phrase: &str) {
+        let header = phrase.strip_suffix(" header");
         for text in [&mut self.title, &mut self.detail] {
-            *text = text.replace("Idempotency-Key", name).into();
+            let mut renamed = match header {
+                Some(header) => text.replace("Idempotency-Key", header),
+                None => text
+                    .replace("an Idempotency-Key header", &format!("a {phrase}"))
+                    .replace("Idempotency-Key header", phrase)
+                    .replace("Idempotency-Key", phrase),
+            };
+            if let Some(first) = renamed.get_mut(..1) {
+                first.make_ascii_uppercase();
+            }
+            *text = renamed.into();
         }
     }
 

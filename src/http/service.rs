@@ -5,16 +5,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, Request, Response};
 use http_body::Body;
 use tower_service::Service;
 
 use super::body::{Frames, RequestBody, ResponseBody};
-use super::config::{Config, MissingKey};
+use super::body_key::{Unkeyed, guard_unkeyed};
+use super::config::{AskedBy, Config, MissingKey};
 use super::future::ResponseFuture;
 use super::grpc::Protocol;
 use super::guarded::{Guarded, guard};
-use super::header;
 use super::problem::{Problem, ProblemKind};
 use crate::idempotency::Idempotency;
 use crate::key::{KeyAdvice, KeyError, decode_headers};
@@ -92,11 +93,19 @@ where
             return ResponseFuture::passed(self.inner.call(request));
         }
         let protocol = Protocol::of(&parts, &config.grpc_streaming);
-        match self.admit_head(&parts) {
+        let Some(header) = config.source.as_header() else {
+            let inner = self.take_ready();
+            let unkeyed = Unkeyed {
+                config: Arc::clone(&self.config),
+                engine: Arc::clone(&self.idempotency.engine),
+                inner,
+                protocol,
+            };
+            return ResponseFuture::guarded(guard_unkeyed(unkeyed, parts, body));
+        };
+        match self.admit_head(&parts, header) {
             Ok(key) => {
-                // The ready service is the one to call; its clone has to become ready first.
-                let clone = self.inner.clone();
-                let inner = std::mem::replace(&mut self.inner, clone);
+                let inner = self.take_ready();
                 let request = Guarded {
                     config: Arc::clone(&self.config),
                     engine: Arc::clone(&self.idempotency.engine),
@@ -104,7 +113,7 @@ where
                     key,
                     protocol,
                 };
-                ResponseFuture::guarded(guard(request, parts, body))
+                ResponseFuture::guarded(guard(request, parts, RequestBody::passed(body)))
             }
             Err(problem) => {
                 let response = self.config.refuse(*problem, protocol);
@@ -121,49 +130,26 @@ pub(super) fn refusal<R: Body<Data = Bytes>>(
     response.map(|bytes| ResponseBody::held(Frames::one(bytes), None, None, None))
 }
 
+impl<S, T: Clone> IdempotencyService<S, T> {
+    /// The ready service is the one to call; its clone has to become ready first.
+    fn take_ready(&mut self) -> T {
+        let clone = self.inner.clone();
+        std::mem::replace(&mut self.inner, clone)
+    }
+}
+
 impl<S: Store, T> IdempotencyService<S, T> {
     /// Judges the head of a guarded request, before its body is touched: a client that asked with
     /// `Expect: 100-continue` does not send the body of a refused request (RFC 9110 section 10.1.1).
-    fn admit_head(&self, parts: &http::request::Parts) -> Result<ScopedKey, Box<Problem>> {
+    fn admit_head(&self, parts: &Parts, header: &HeaderName) -> Result<ScopedKey, Box<Problem>> {
         let config = &*self.config;
         let store = self.idempotency.engine.store_name;
-        let refuse = |kind, answer| {
-            telemetry::answered(answer, store);
-            Box::new(config.problem(kind))
-        };
-        let invalid = |error: &KeyError| {
-            let mut problem = refuse(ProblemKind::InvalidKey, Answered::InvalidKey);
-            let name = header::display_name(config.header.as_str());
-            problem.detail = format!("The {name} header cannot be used: {error}.").into();
-            let reason = error.reason().into();
-            problem.extensions.insert("reason".to_owned(), reason);
-            problem
-        };
-        let key = decode_headers(&parts.headers, &config.header, config.syntax)
-            .map_err(|error| invalid(&error))?;
-        let Some(key) = key else {
-            return Err(if config.missing_key == MissingKey::Reject {
-                refuse(ProblemKind::MissingKey, Answered::MissingKey)
-            } else {
-                // Without a key, only early data comes here.
-                refuse(ProblemKind::TooEarly, Answered::Rejected)
-            });
-        };
-        let advice = config
-            .format
-            .validate(&key)
-            .map_err(|error| invalid(&error))?;
-        let scope = match &config.scope {
-            None => "".into(),
-            Some(scope) => scope
-                .of(parts)
-                .ok_or_else(|| refuse(ProblemKind::ScopeUnavailable, Answered::Rejected))?,
-        };
-        let key = ScopedKey::join(&config.namespace, &scope, &key);
-        if advice == KeyAdvice::PersonalData {
-            telemetry::personal_data(&key);
+        let key = decode_headers(&parts.headers, header, config.syntax)
+            .map_err(|error| config.invalid_key(&error, store))?;
+        match key {
+            Some(key) => config.admit_key(&key, parts, store),
+            None => Err(config.missing_key(store)),
         }
-        Ok(key)
     }
 }
 
@@ -171,14 +157,68 @@ impl Config {
     /// Whether a request with these headers passes because it has no key and needs none.
     fn passes_unkeyed(&self, headers: &HeaderMap) -> bool {
         self.missing_key == MissingKey::PassThrough
-            && !headers.contains_key(&self.header)
+            && self
+                .source
+                .as_header()
+                .is_some_and(|header| !headers.contains_key(header))
             && !is_early_data(headers)
+    }
+
+    /// The lookup key of a request with this key, if it may be used.
+    pub(super) fn admit_key(
+        &self,
+        key: &str,
+        parts: &Parts,
+        store: &'static str,
+    ) -> Result<ScopedKey, Box<Problem>> {
+        let advice = self
+            .format
+            .validate(key)
+            .map_err(|error| self.invalid_key(&error, store))?;
+        let scope = match &self.scope {
+            None => "".into(),
+            Some(scope) => scope.of(parts).ok_or_else(|| {
+                telemetry::answered(Answered::Rejected, store);
+                Box::new(self.problem(ProblemKind::ScopeUnavailable))
+            })?,
+        };
+        let key = ScopedKey::join(&self.namespace, &scope, key);
+        if advice == KeyAdvice::PersonalData {
+            telemetry::personal_data(&key);
+        }
+        Ok(key)
+    }
+
+    pub(super) fn invalid_key(&self, error: &KeyError, store: &'static str) -> Box<Problem> {
+        telemetry::answered(Answered::InvalidKey, store);
+        let mut problem = self.problem(ProblemKind::InvalidKey);
+        let phrase = self.source.phrase();
+        problem.detail = format!("The {phrase} cannot be used: {error}.").into();
+        let reason = error.reason().into();
+        problem.extensions.insert("reason".to_owned(), reason);
+        Box::new(problem)
+    }
+
+    /// The refusal of a guarded request without a key, where it may not pass.
+    pub(super) fn missing_key(&self, store: &'static str) -> Box<Problem> {
+        let (kind, answer) = match (self.missing_key, self.asked_by) {
+            (MissingKey::Reject, AskedBy::Client) => {
+                (ProblemKind::MissingKey, Answered::MissingKey)
+            }
+            (MissingKey::Reject, AskedBy::EventSender) => {
+                (ProblemKind::EventIdMissing, Answered::MissingKey)
+            }
+            // Without a key, only early data comes here.
+            (MissingKey::PassThrough, _) => (ProblemKind::TooEarly, Answered::Rejected),
+        };
+        telemetry::answered(answer, store);
+        Box::new(self.problem(kind))
     }
 }
 
 /// `Early-Data`: the request may be a copy of one that was sent before. With a key that is harmless;
 /// without one it is not. Several lines and other values mean what `1` means (RFC 8470 section 5.1).
-fn is_early_data(headers: &HeaderMap) -> bool {
+pub(super) fn is_early_data(headers: &HeaderMap) -> bool {
     headers.contains_key(EARLY_DATA)
 }
 

@@ -51,12 +51,7 @@ impl IdempotencyKey {
     /// outside of printable ASCII.
     pub fn new(key: &str) -> Result<Self, KeyError> {
         format::check_default_length(key)?;
-        if !key.bytes().all(syntax::is_printable) {
-            return Err(KeyError::NotPrintable);
-        }
-        if syntax::is_blank(key) {
-            return Err(KeyError::Blank);
-        }
+        check_characters(key)?;
         Ok(Self(key.into()))
     }
 
@@ -157,6 +152,17 @@ impl IdempotencyKey {
     pub fn scoped(&self, namespace: &str) -> ScopedKey {
         ScopedKey::new(namespace, "", self)
     }
+}
+
+/// Whether a text that no header carried can be a key, its length left aside.
+pub(crate) fn check_characters(key: &str) -> Result<(), KeyError> {
+    if !key.bytes().all(syntax::is_printable) {
+        return Err(KeyError::NotPrintable);
+    }
+    if syntax::is_blank(key) {
+        return Err(KeyError::Blank);
+    }
+    Ok(())
 }
 
 impl fmt::Debug for IdempotencyKey {

@@ -6,7 +6,8 @@ use axum::body::Body;
 use http::StatusCode;
 use serde_json::json;
 use tower_idempotency::{
-    Idempotency, IdempotencyLayer, MemoryStore, MissingKey, ProblemKind, RetentionOverride, Scope,
+    Idempotency, IdempotencyLayer, KeySource, MemoryStore, MissingKey, ProblemKind,
+    RetentionOverride, Scope,
 };
 
 use crate::app::{Answer, App, Gate, Settings, broken, paid, pay, post, steps};
@@ -17,6 +18,12 @@ async fn refusal(kind: ProblemKind, settings: impl FnOnce(Settings) -> Settings)
         ProblemKind::MissingKey => {
             let app = App::with(|s| settings(s.missing_key(MissingKey::Reject)), paid);
             app.send(post("/pay")).await
+        }
+        ProblemKind::EventIdMissing => {
+            let event_id = KeySource::json(["/id"]).unwrap();
+            let events = IdempotencyLayer::webhooks(MemoryStore::new(), "sender", event_id);
+            let layer = settings(events).build().unwrap();
+            App::behind(&layer, paid).send(post("/pay")).await
         }
         ProblemKind::InvalidKey => App::with(settings, paid).send(pay("a,b")).await,
         ProblemKind::BodyUnreadable => {
@@ -72,6 +79,7 @@ async fn refusal(kind: ProblemKind, settings: impl FnOnce(Settings) -> Settings)
 
 const REFUSALS: &[ProblemKind] = &[
     ProblemKind::MissingKey,
+    ProblemKind::EventIdMissing,
     ProblemKind::InvalidKey,
     ProblemKind::BodyUnreadable,
     ProblemKind::InProgress,
@@ -146,6 +154,7 @@ async fn every_refusal_is_a_problem_document_with_all_its_parts() {
 async fn codes_and_statuses_are_those_that_clients_were_told() {
     let expected = [
         ("missing_key", 400),
+        ("event_id_missing", 400),
         ("invalid_key", 400),
         ("body_unreadable", 400),
         ("in_progress", 409),
