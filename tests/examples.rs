@@ -43,6 +43,22 @@ fn tonic_shows_each_way_in_which_a_call_is_answered() {
 }
 
 #[test]
+fn the_webhooks_update_each_order_once() {
+    let output = Command::new(support::example("webhook")).output();
+    let output = output.expect("the example runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    // Each event twice, one update each.
+    for order in [
+        "200 replayed   order A: paid, 100 points, 1 update\n",
+        "200 replayed   order B: expired, 0 points, 1 update\n",
+    ] {
+        assert_eq!(said.matches(order).count(), 1, "{said}");
+    }
+    assert_eq!(said.lines().count(), 9, "{said}");
+}
+
+#[test]
 fn hyper_refuses_a_bad_address_in_one_line_with_exit_code_2() {
     let output = Command::new(support::example("hyper")).arg("here").output();
     let output = output.expect("the example runs");
