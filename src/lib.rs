@@ -201,6 +201,9 @@ pub mod _documentation {
     /// README.
     #[doc = include_str!("../README.md")]
     pub mod readme {}
+    /// Events that are delivered more than once.
+    #[doc = include_str!("../WEBHOOKS.md")]
+    pub mod webhooks {}
     /// Why it is so.
     #[doc = include_str!("../DESIGN.md")]
     pub mod design {}
