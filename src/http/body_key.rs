@@ -29,6 +29,7 @@ pub(super) struct Unkeyed<T> {
 }
 
 /// Reads the body, finds the key, and guards the request. Dropped before that, nothing has happened.
+#[expect(clippy::manual_async_fn, reason = "see `guard`")]
 pub(super) fn guard_unkeyed<T, B, R>(
     unkeyed: Unkeyed<T>,
     parts: Parts,
