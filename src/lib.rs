@@ -21,6 +21,9 @@
 //! The [README](_documentation::readme) says where the layer goes among others and how a client
 //! retries; [DESIGN](_documentation::design) says why it is so;
 //! [OPERATIONS](_documentation::operations) says what to do when things go wrong.
+//! retries; [DESIGN](_documentation::design) says why it is so. There is a guide for
+//! [webhooks](_documentation::webhooks), for [jobs](_documentation::jobs) and for
+//! [gateways](_documentation::gateways).
 //!
 //! # The contract
 //!
@@ -204,6 +207,12 @@ pub mod _documentation {
     /// Events that are delivered more than once.
     #[doc = include_str!("../WEBHOOKS.md")]
     pub mod webhooks {}
+    /// Queues, rows, and one operation with several ways in.
+    #[doc = include_str!("../JOBS.md")]
+    pub mod jobs {}
+    /// Keys for payment gateways.
+    #[doc = include_str!("../GATEWAYS.md")]
+    pub mod gateways {}
     /// Why it is so.
     #[doc = include_str!("../DESIGN.md")]
     pub mod design {}

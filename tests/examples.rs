@@ -59,6 +59,23 @@ fn the_webhooks_update_each_order_once() {
 }
 
 #[test]
+fn the_gateways_take_and_refund_once() {
+    let output = Command::new(support::example("gateways")).output();
+    let output = output.expect("the example runs");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    for fact in [
+        "warning: PayPal Payments v2 knows a key for 1080 h, we for 168 h",
+        "charges, questions                       (2, 6)",
+        "paid, our record gone, the same again    409 already paid",
+        "invoices, refunds, inquiries             (1, 1, 1)",
+        "mails                                    1",
+    ] {
+        assert!(said.contains(fact), "{fact:?} is missing in\n{said}");
+    }
+}
+
+#[test]
 fn hyper_refuses_a_bad_address_in_one_line_with_exit_code_2() {
     let output = Command::new(support::example("hyper")).arg("here").output();
     let output = output.expect("the example runs");
