@@ -295,6 +295,9 @@ async fn several_values_make_an_id_together_and_do_not_run_into_each_other() {
     let events = [
         ("ch_1", "paid"),
         ("ch_1", "refunded"),
+        // What a delimiter, or quotes without escapes, would make one id of.
+        ("a", "b,c"),
+        ("a,b", "c"),
         ("a", "b\",\"c"),
         ("a\",\"b", "c"),
     ];
