@@ -100,6 +100,6 @@ async fn add_points(database: &mut Client, order: &str, stop: Stop) -> Result<i6
 async fn stop_at(here: Stop, stop: Stop, order: &str) {
     if here == stop {
         println!("{order}");
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
