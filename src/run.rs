@@ -1,4 +1,4 @@
-//! Jobs, webhooks and every other piece of work that is no HTTP request.
+//! Jobs, events, and every other piece of work that is no HTTP request.
 
 use std::future::Future;
 use std::panic::resume_unwind;
