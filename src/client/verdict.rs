@@ -127,6 +127,7 @@ fn of_problem(problem: ProblemKind) -> Verdict {
         | ProblemKind::RecordUnreadable
         | ProblemKind::CallerChanged => Verdict::Unknown,
         ProblemKind::MissingKey
+        | ProblemKind::EventIdMissing
         | ProblemKind::InvalidKey
         | ProblemKind::BodyTooLarge
         | ProblemKind::KeyReused
