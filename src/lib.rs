@@ -20,8 +20,7 @@
 //!
 //! The [README](_documentation::readme) says where the layer goes among others and how a client
 //! retries; [DESIGN](_documentation::design) says why it is so;
-//! [OPERATIONS](_documentation::operations) says what to do when things go wrong.
-//! retries; [DESIGN](_documentation::design) says why it is so. There is a guide for
+//! [OPERATIONS](_documentation::operations) says what to do when things go wrong. There is a guide for
 //! [webhooks](_documentation::webhooks), for [jobs](_documentation::jobs) and for
 //! [gateways](_documentation::gateways).
 //!
