@@ -174,6 +174,7 @@ fn codes_are_those_that_clients_were_told() {
         .collect();
     let expected = [
         ("missing_key", "INVALID_ARGUMENT"),
+        ("event_id_missing", "INVALID_ARGUMENT"),
         ("invalid_key", "INVALID_ARGUMENT"),
         ("body_unreadable", "UNAVAILABLE"),
         ("in_progress", "ABORTED"),
