@@ -87,6 +87,56 @@ async fn a_step_that_fails_or_panics_takes_its_own_request_back_and_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_step_that_ends_the_transaction_is_no_success() {
+    for (end, kind) in [
+        // Its rows stand and there is no outcome: nobody knows.
+        ("COMMIT", ProblemKind::OutcomeUnknown),
+        ("ROLLBACK", ProblemKind::StoreUnavailable),
+        ("ROLLBACK TO one_commit", ProblemKind::StoreUnavailable),
+        (
+            "INSERT OR ROLLBACK INTO charges VALUES (1000)",
+            ProblemKind::StoreUnavailable,
+        ),
+    ] {
+        for fails in [false, true] {
+            let database = Sqlite::new().await;
+            let app = app(&database, move |call: Call| async move {
+                let attempt = call.attempt().unwrap();
+                let transaction: SqliteTransaction = attempt.transaction().unwrap();
+                transaction.write(move |connection| {
+                    connection.execute_batch("CREATE UNIQUE INDEX once ON charges (amount)")?;
+                    insert(connection)?;
+                    let _ = connection.execute_batch(end);
+                    if fails {
+                        Err("as ordered".into())
+                    } else {
+                        Ok(())
+                    }
+                });
+                transaction.write(|connection| {
+                    connection.execute("INSERT INTO charges VALUES (7)", [])?;
+                    Ok(())
+                });
+                StatusCode::CREATED
+            });
+            let answer = app.send(pay("k")).await;
+            assert_eq!(
+                answer.header("idempotency-error"),
+                kind.code(),
+                "{end} {fails}"
+            );
+            let committed = i64::from(end == "COMMIT");
+            assert_eq!(database.charges().await, committed, "{end} {fails}");
+            assert_eq!(
+                app.record("k").await.is_some(),
+                committed == 1,
+                "{end} {fails}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_one_in_this_process_is_in_flight() {
     let database = Sqlite::new().await;
     let gate = Gate::new();

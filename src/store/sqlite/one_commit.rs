@@ -14,8 +14,9 @@ use rusqlite::Connection;
 use crate::claim::{ClaimRequest, Claimed, OnAbandoned};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::outcome::Outcome;
+use crate::record::State;
 use crate::scope::ScopedKey;
-use crate::store::{Begun, Committed, OneCommit, OpenTransaction, Store};
+use crate::store::{Begun, Committed, Completion, OneCommit, OpenTransaction, Store};
 use crate::transaction::{Transaction, TransactionSlot};
 
 use super::SqliteStore;
@@ -199,7 +200,11 @@ impl OpenTransaction for Open {
                 let completed = table.change(&request.key, |row| {
                     row.complete(&request.owner, &outcome, retention, now)
                 });
-                completed.map(|_| Committed::Both)
+                match completed? {
+                    Some(Completion::Recorded) => Ok(Committed::Both),
+                    // A step has taken the claim back.
+                    _ => Err(refused(ENDED)),
+                }
             })
         });
         let error = match written.await {
@@ -208,7 +213,11 @@ impl OpenTransaction for Open {
         };
         // A commit that failed, or was never tried: the file knows.
         match self.store.lookup(&self.request.key).await {
-            Ok(Some(record)) if record.owner == self.request.owner => Ok(Committed::Both),
+            Ok(Some(record)) if record.owner == self.request.owner => Ok(match record.state {
+                State::Completed { .. } => Committed::Both,
+                // A step has committed by itself.
+                State::Started { .. } | State::Released => Committed::Unknown,
+            }),
             Ok(Some(record)) => Ok(Committed::instead(record, &self.request.fingerprint)),
             Ok(None) => Err(error),
             Err(_) => Ok(Committed::Unknown),
@@ -225,8 +234,9 @@ impl OpenTransaction for Open {
 fn take(steps: &mut [Step], table: &Table<'_>) -> Result<(), StoreError> {
     for step in steps {
         let taken = catch_unwind(AssertUnwindSafe(|| step(table.connection)));
-        let refused = |message: &str| StoreError::new(StoreErrorKind::Other, message);
         match taken {
+            // What further steps write would stand, whatever becomes of the record.
+            Ok(Ok(())) if table.connection.is_autocommit() => return Err(refused(ENDED)),
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 return Err(
@@ -238,6 +248,12 @@ fn take(steps: &mut [Step], table: &Table<'_>) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+fn refused(message: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Other, message)
+}
+
+const ENDED: &str = "a step of the handler's transaction has committed or rolled back";
 
 impl Table<'_> {
     /// Takes back what `act` did if it fails, and nothing else of the transaction.
