@@ -73,7 +73,8 @@ pub enum Committed {
     Standing(Outcome),
     /// Nothing.
     Neither,
-    /// The reply to the COMMIT was lost, and whether there is a record could not be asked.
+    /// The reply to the COMMIT was lost, and whether there is a record could not be asked; or the
+    /// handler has ended the transaction itself, against the rules.
     Unknown,
 }
 

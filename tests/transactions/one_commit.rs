@@ -210,13 +210,18 @@ async fn a_transaction_that_the_handler_keeps_is_not_committed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transaction_that_the_handler_ended_or_broke_records_nothing() {
     let service = Service::new().await;
-    for bad in ["COMMIT", "ROLLBACK", "SELECT 1/0"] {
+    for (bad, kind) in [
+        // Whether what it wrote was committed is the handler's secret.
+        ("COMMIT", ProblemKind::OutcomeUnknown),
+        ("ROLLBACK", ProblemKind::OutcomeUnknown),
+        ("SELECT 1/0", ProblemKind::StoreUnavailable),
+    ] {
         let app = service.app(move |call: Call| async move {
             let _ = transaction(&call).batch_execute(bad).await;
             StatusCode::CREATED
         });
         let answer = app.send(pay("k")).await;
-        answer.assert_problem(ProblemKind::StoreUnavailable);
+        answer.assert_problem(kind);
         assert!(app.record("k").await.is_none(), "{bad}");
     }
     // And the connection is clean.
@@ -322,6 +327,24 @@ async fn a_lost_reply_to_the_commit_is_asked_for_again() {
         assert_eq!(again.is_replay(), was_committed, "{what:?}");
         assert_eq!(service.charges().await, 2, "{what:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_commit_that_no_replica_has_is_no_success() {
+    let server = Server::start_with(&[
+        "wal_level=replica",
+        "max_wal_senders=1",
+        "synchronous_standby_names=nobody",
+        "synchronous_commit=local",
+    ]);
+    let fresh = crate::postgres::Fresh::with(server.url(), |options| {
+        options.time_limit(Duration::from_secs(1))
+    });
+    let database = Postgres::of(fresh.await).await;
+    let waiting = format!("{}?options=-c%20synchronous_commit%3Don", server.url());
+    let service = Service::over(&waiting, database, |engine| engine);
+    let answer = service.app(charge).send(pay("k")).await;
+    answer.assert_problem(ProblemKind::OutcomeUnknown);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -294,6 +294,11 @@ impl Lent {
         self.end = End::Return;
     }
 
+    /// Closes it without cancelling what it is doing.
+    pub(super) fn close(mut self) {
+        self.end = End::Close;
+    }
+
     #[expect(
         clippy::unreachable,
         reason = "nothing but `drop` takes the connection"

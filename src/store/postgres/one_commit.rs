@@ -14,7 +14,7 @@ use tokio_postgres::SimpleQueryMessage;
 use crate::claim::ClaimRequest;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::outcome::Outcome;
-use crate::record::Record;
+use crate::record::{Record, State};
 use crate::store::{Begun, Committed, OneCommit, OpenTransaction, Store};
 use crate::transaction::{Transaction, TransactionSlot};
 
@@ -343,10 +343,17 @@ impl OpenTransaction for Open {
         let inserting = self.insert(&connection, outcome, retention);
         match timeout_at(client.deadline(), inserting).await {
             Ok(Ok(true)) => {}
-            // Somebody else's record, or a transaction that the handler has ended or broken.
             Ok(Ok(false)) => {
                 one_commit.roll_back(connection).await;
-                return Ok(one_commit.standing(request).await);
+                return Ok(match one_commit.store.lookup(&request.key).await {
+                    Ok(Some(record)) if record.state != State::Released => {
+                        Committed::instead(record, &request.fingerprint)
+                    }
+                    // Nobody's record is in the way, so the transaction was another one: the handler
+                    // has ended its own, and may have committed.
+                    Ok(_) => Committed::Unknown,
+                    Err(_) => Committed::Neither,
+                });
             }
             Ok(Err(error)) if error.code().is_some() => {
                 one_commit.roll_back(connection).await;
@@ -373,7 +380,8 @@ impl OpenTransaction for Open {
                 };
             }
             Ok(Err(_)) | Err(_) => {
-                drop(connection);
+                // Not cancelled: a COMMIT that is while it waits for a replica stands, on one server.
+                connection.0.close();
                 one_commit.ask_again(request).await
             }
         };
