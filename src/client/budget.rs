@@ -22,6 +22,7 @@ impl Budget {
     /// Takes the tokens for one retry, if they are there.
     pub(super) fn take(&self, host: &str) -> bool {
         let mut hosts = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = counted_as(&hosts, host);
         let spent = hosts.get(host).copied().unwrap_or(0);
         match spent.checked_add(COST) {
             Some(spent) if spent <= self.capacity => {
@@ -35,6 +36,7 @@ impl Budget {
     /// An operation got its answer after so many retries: they were worth it, and are given back.
     pub(super) fn give_back(&self, host: &str, retries: u32) {
         let mut hosts = self.spent.lock().unwrap_or_else(PoisonError::into_inner);
+        let host = counted_as(&hosts, host);
         let Some(spent) = hosts.get_mut(host) else {
             return;
         };
@@ -43,6 +45,14 @@ impl Budget {
         if *spent == 0 {
             hosts.remove(host);
         }
+    }
+}
+
+/// Whose tokens a host takes: its own, or those that all share which come when the table is full.
+fn counted_as<'h>(hosts: &HashMap<String, u32>, host: &'h str) -> &'h str {
+    match hosts.len() < HOSTS || hosts.contains_key(host) {
+        true => host,
+        false => "",
     }
 }
 
@@ -55,6 +65,9 @@ impl Default for Budget {
 /// A hundred retries in a row that were for nothing.
 const CAPACITY: u32 = 500;
 const COST: u32 = 5;
+/// How many hosts have tokens of their own. One that never answers is never forgotten, and there may
+/// be many where others name the hosts.
+const HOSTS: usize = 4096;
 /// For an answer to the first try: five of them pay for one retry.
 const AT_ONCE: u32 = 1;
 
@@ -95,5 +108,17 @@ mod tests {
         budget.give_back("a", 7);
         assert!(budget.spent.lock().unwrap().is_empty());
         assert!(budget.take("a") && !budget.take("a"));
+    }
+
+    #[test]
+    fn hosts_that_never_answer_do_not_fill_the_memory_and_have_no_more_than_others() {
+        let budget = Budget::new(10);
+        for host in 0..10 * HOSTS {
+            budget.take(&format!("{host}.example"));
+        }
+        assert!(budget.spent.lock().unwrap().len() <= HOSTS + 1);
+        assert!(!budget.take("one.more.example"));
+        // Those that were known keep their own.
+        assert!(budget.take("0.example") && !budget.take("0.example"));
     }
 }

@@ -66,7 +66,11 @@ impl KeyJournal for FileJournal {
 
 fn save_or_read(file: &Path, fresh: &IdempotencyKey) -> io::Result<SavedKey> {
     match fs::read(file) {
-        Ok(saved) => return read(&saved),
+        Ok(saved) => {
+            // Whoever saved it may have died before its name was durable.
+            sync_folder(file)?;
+            return read(&saved);
+        }
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Err(_) => {}
     }
@@ -80,7 +84,10 @@ fn save_or_read(file: &Path, fresh: &IdempotencyKey) -> io::Result<SavedKey> {
             sync_folder(file)?;
             Ok(SavedKey::Fresh)
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => read(&fs::read(file)?),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            sync_folder(file)?;
+            read(&fs::read(file)?)
+        }
         Err(error) => Err(error),
     }
 }
@@ -122,7 +129,12 @@ fn parse(saved: &[u8]) -> Option<SavedKey> {
     }
     let then: u64 = parts.next()?.parse().ok()?;
     let key = IdempotencyKey::new(parts.next()?).ok()?;
-    let age = Duration::from_secs(seconds_now().saturating_sub(then));
+    let now = seconds_now();
+    // A clock was wrong, so that nobody knows how old the key is: it may be past its life.
+    if then > now.saturating_add(CLOCKS_DIFFER) {
+        return None;
+    }
+    let age = Duration::from_secs(now.saturating_sub(then));
     Some(SavedKey::Earlier { key, age })
 }
 
@@ -136,3 +148,6 @@ fn seconds_now() -> u64 {
 }
 
 const VERSION: &str = "1";
+
+/// By so many seconds, at the most, between machines that share a folder.
+const CLOCKS_DIFFER: u64 = 60;

@@ -53,7 +53,7 @@ pub enum KeyForm {
 }
 
 impl SetIdempotencyKeyLayer {
-    /// The header `Idempotency-Key` with a quoted key that is sent for at most 24 h; no journal.
+    /// The header `Idempotency-Key` with a quoted key that is sent for at most 23 h; no journal.
     pub fn new() -> Self {
         Self {
             settings: Arc::new(Settings {
@@ -79,9 +79,9 @@ impl SetIdempotencyKeyLayer {
         self
     }
 
-    /// For how long after its first use a key is sent, 24 h by default. Not longer than the server
-    /// keeps its records (its published policy says how long): after that a retry would be a new
-    /// operation. Counted from when the [journal](Self::journal) saved it, or else from this call.
+    /// For how long after its first use a key is sent, 23 h by default. Shorter than the server
+    /// keeps its records (its published policy says how long), by more than a request may be on its
+    /// way: a retry that arrives after that would be a new operation. Counted from when the [journal](Self::journal) saved it, or else from this call.
     #[must_use]
     pub fn lifetime(mut self, lifetime: Duration) -> Self {
         Arc::make_mut(&mut self.settings).lifetime = lifetime;
@@ -251,5 +251,6 @@ impl Operation {
     }
 }
 
-/// The retention that clients of payment APIs count on, and this crate's default.
-pub(super) const LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
+/// A day is the retention that clients of payment APIs count on, and this crate's default. An hour less,
+/// because a retry has to arrive before the server forgets.
+pub(super) const LIFETIME: Duration = Duration::from_secs(23 * 60 * 60);
