@@ -58,6 +58,9 @@
 //! let paid = gateway.charge(payment).await?; // a NOT_FOUND of the gateway is now yours, for a day
 //! ```
 //!
+//! Nor one that frees the key: of a stream that was reset, or ended too early, a client makes INTERNAL, and
+//! of a connection that does not answer its pings UNAVAILABLE. The gateway may have paid.
+//!
 //! Say what it means for *this* operation:
 //!
 //! ```
