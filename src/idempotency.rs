@@ -555,11 +555,22 @@ impl Engine {
         key: &'a ScopedKey,
         fingerprint: Fingerprint,
     ) -> impl Future<Output = Result<Admission, AdmitError>> + Send + 'a {
-        self.admit_once(key, fingerprint, self.reconciler.is_some())
+        self.admit_for(self.settings.retention, key, fingerprint)
+    }
+
+    /// [`admit`](Self::admit), for a record that is kept for so long, however its attempt ends.
+    pub(crate) fn admit_for<'a>(
+        self: &'a Arc<Self>,
+        retention: Duration,
+        key: &'a ScopedKey,
+        fingerprint: Fingerprint,
+    ) -> impl Future<Output = Result<Admission, AdmitError>> + Send + 'a {
+        self.admit_once(retention, key, fingerprint, self.reconciler.is_some())
     }
 
     async fn admit_once(
         self: &Arc<Self>,
+        retention: Duration,
         key: &ScopedKey,
         fingerprint: Fingerprint,
         may_reconcile: bool,
@@ -572,7 +583,7 @@ impl Engine {
             fingerprint,
             owner: Owner::random(),
             lease: self.settings.lease,
-            retention: self.settings.retention,
+            retention,
             on_abandoned: self.settings.on_abandoned,
         };
         if let Some(transactions) = &self.one_commit {
@@ -600,7 +611,7 @@ impl Engine {
             Claimed::Existing(record)
                 if may_reconcile && record.is_abandoned() && is_for(&record, &fingerprint) =>
             {
-                self.admit_reconciled(record, fingerprint).await
+                self.admit_reconciled(retention, record, fingerprint).await
             }
             Claimed::Existing(record) => judge(record, &fingerprint).map_err(AdmitError::Store),
         }
@@ -611,12 +622,14 @@ impl Engine {
     /// attempt larger.
     fn admit_reconciled(
         self: &Arc<Self>,
+        retention: Duration,
         record: Record,
         fingerprint: Fingerprint,
     ) -> Pin<Box<dyn Future<Output = Result<Admission, AdmitError>> + Send + '_>> {
         Box::pin(async move {
             if self.reconcile_at_once(&record).await {
-                return self.admit_once(&record.key, fingerprint, false).await;
+                let again = self.admit_once(retention, &record.key, fingerprint, false);
+                return again.await;
             }
             judge(record, &fingerprint).map_err(AdmitError::Store)
         })

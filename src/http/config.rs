@@ -16,6 +16,7 @@ use super::key_source::KeySource;
 use super::problem::{Problem, ProblemKind};
 use super::scope::Scope;
 use crate::fingerprint::FingerprintRecipe;
+use crate::idempotency::Engine;
 use crate::key::{KeyFormat, KeySyntax};
 use crate::outcome::Outcome;
 use crate::retention::{Disposition, RetentionPolicy};
@@ -100,6 +101,8 @@ pub(crate) struct Config {
     pub(crate) request_limit: usize,
     pub(crate) response_limit: usize,
     pub(crate) retention: RetentionPolicy,
+    /// How long a record is kept, if the engine keeps it for less.
+    pub(crate) kept_at_least: Duration,
     pub(crate) live_types: Vec<Box<str>>,
     pub(crate) grpc_streaming: Vec<Box<str>>,
     pub(crate) in_flight: InFlight,
@@ -127,6 +130,11 @@ impl Config {
             problem.status = StatusCode::SERVICE_UNAVAILABLE;
         }
         problem
+    }
+
+    /// How long records of this layer are kept, counted from their claim.
+    pub(crate) fn kept_for(&self, engine: &Engine) -> Duration {
+        engine.settings.retention.max(self.kept_at_least)
     }
 
     /// The response of a problem, after the user's rewording.

@@ -260,7 +260,9 @@ where
     fn once(self) -> impl Future<Output = Tried<T, B, R, T::Error>> + Send {
         async move {
             let Guarded { config, engine, .. } = &self.guarded;
-            let admission = engine.admit(&self.guarded.key, self.fingerprint).await;
+            let kept_for = config.kept_for(engine);
+            let admitting = engine.admit_for(kept_for, &self.guarded.key, self.fingerprint);
+            let admission = admitting.await;
             let response = match admission {
                 Ok(Admission::First(attempt)) => {
                     telemetry::answered(Answered::Executed, engine.store_name);

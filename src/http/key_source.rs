@@ -53,7 +53,8 @@ impl KeySource {
     /// key together, for senders that give their events no id (`/charge/id` and `/charge/status`),
     /// as the text of a JSON array. A body that lacks one of the values, or has `null`, an empty
     /// string or another type there, carries no key; nor does one that two readers may understand
-    /// differently, as [`FingerprintRecipe::json`](crate::FingerprintRecipe::json) lists them.
+    /// differently, as [`FingerprintRecipe::json`](crate::FingerprintRecipe::json) lists them, nor
+    /// one that is compressed: decompress it outside of the layer.
     ///
     /// # Errors
     ///

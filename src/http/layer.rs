@@ -71,7 +71,9 @@ impl<S: Store> IdempotencyLayer<S> {
     /// once per event.
     ///
     /// `sender` says whose events these are (`stripe`, `line`): it is the scope, so that two senders
-    /// may give the same id to two events. `event_id` says where the id is. **Verify the signature
+    /// may give the same id to two events. Where a sender delivers the same event to two endpoints of
+    /// yours, give each its own name (`stripe-billing`, `stripe-stock`), or one of the two handlers
+    /// never sees it. `event_id` says where the id is. **Verify the signature
     /// outside of this layer**, or a stranger can use up the id of an event that is still to come.
     ///
     /// These settings differ from those of [`builder`](Self::builder), and can be set again:
@@ -81,7 +83,7 @@ impl<S: Store> IdempotencyLayer<S> {
     /// | namespace | `webhook` | no client can name the key of an event |
     /// | missing key | 400 `event_id_missing` | a delivery without an id cannot be told from a repetition |
     /// | fingerprint | [`key_only`](FingerprintRecipe::key_only) | a delivery differs from the first one in time stamps and counters; the id decides |
-    /// | kept | 2xx, for 30 days or the engine's retention if that is longer; all else frees the key | only a 2xx stops the sender, and whoever delivers again wants the handler to try again. Thirty days is how long Stripe lists events to deliver by hand |
+    /// | kept | 2xx and unknown outcomes, for 30 days or the engine's retention if that is longer; all else frees the key | only a 2xx stops the sender, and whoever delivers again wants the handler to try again. Thirty days is how long Stripe lists events to deliver by hand |
     /// | 409 `in_progress`, `outcome_unknown` | 503 with Retry-After | the sender is to deliver again; some take a 4xx for the last word |
     /// | 409 `response_not_kept` | the status that the response had | the event was handled |
     ///
@@ -113,6 +115,8 @@ impl<S: Store> IdempotencyLayer<S> {
             false => Disposition::Release,
         };
         builder.config.asked_by = AskedBy::EventSender;
+        // Also where nobody knows how the handler ended: an event that is forgotten is handled anew.
+        builder.config.kept_at_least = EVENTS_ARE_REDELIVERED_FOR;
         if sender.is_empty() {
             let problem = "must not be empty: it separates the events of two senders";
             builder.wrong = Some(ConfigError::new("sender", problem));
@@ -485,6 +489,7 @@ fn defaults() -> Config {
         request_limit: 2 * 1024 * 1024,
         response_limit: 1024 * 1024,
         retention: RetentionPolicy::default(),
+        kept_at_least: Duration::ZERO,
         live_types: vec!["text/event-stream".into()],
         grpc_streaming: Vec::new(),
         in_flight: InFlight::default(),

@@ -149,7 +149,7 @@ impl Policy {
                 .as_ref()
                 .map_or("by the caller's credentials", |scope| scope.describe()),
             fingerprint: config.fingerprint.describe().hashed,
-            retention_seconds: engine.settings.retention.as_secs_f64(),
+            retention_seconds: config.kept_for(engine).as_secs_f64(),
             lease_seconds: engine.settings.lease.as_secs_f64(),
             kept: config.retention.name(),
             released_statuses: config.retention.released_statuses(),

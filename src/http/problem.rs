@@ -301,14 +301,19 @@ impl Problem {
         document.insert("status".to_owned(), self.status.as_u16().into());
         document.insert("detail".to_owned(), self.detail.into());
         document.extend(self.extensions);
-        let mut response = Response::new(Bytes::from(Value::Object(document).to_string()));
+        // These statuses have no content (RFC 9110 sections 15.3.5, 15.3.6 and 15.4.5).
+        let has_content = !matches!(self.status.as_u16(), 204 | 205 | 304);
+        let content = has_content.then(|| Value::Object(document).to_string());
+        let mut response = Response::new(Bytes::from(content.unwrap_or_default()));
         *response.status_mut() = self.status;
         response.extensions_mut().insert(self.kind);
         let headers = response.headers_mut();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
+        if has_content {
+            headers.insert(
+                CONTENT_TYPE,
+                HeaderValue::from_static("application/problem+json"),
+            );
+        }
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
         headers.insert(header::ERROR, HeaderValue::from_static(self.kind.code()));
         if let Some(after) = self.retry_after {

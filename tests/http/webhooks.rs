@@ -9,7 +9,7 @@ use serde_json::json;
 use tokio::time::advance;
 use tower_idempotency::{
     Idempotency, IdempotencyKey, IdempotencyLayer, KeySource, MemoryStore, ProblemKind,
-    RetentionOverride, ScopedKey, Store,
+    RetentionOverride, ScopedKey, Store, Verdict,
 };
 
 use crate::app::{Answer, App, Ask, Call, Gate, Settings, paid, post};
@@ -221,6 +221,66 @@ async fn an_event_is_known_for_thirty_days_or_as_long_as_the_engine_keeps_result
         app.send(deliver(COMPLETE)).await.assert_replays(&first);
         advance(Duration::from_secs(2)).await;
         assert_eq!(app.send(deliver(COMPLETE)).await.text(), "run 2");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_whose_outcome_is_unknown_is_known_as_long_as_others() {
+    let layer = events("omise", by_id()).build().unwrap();
+    let app = App::behind(&layer, |_| async {
+        word(500, RetentionOverride::LeaveUnknown)
+    });
+    app.send(deliver(COMPLETE)).await;
+    for _ in 0..29 {
+        advance(DAY).await;
+        assert_comes_again(&app.send(deliver(COMPLETE)).await, "outcome_unknown");
+    }
+    assert_eq!(app.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_that_was_reconciled_is_known_as_long_as_others() {
+    let happened = |_| async {
+        let answer = http::Response::new(bytes::Bytes::from_static(b"handled"));
+        Ok::<_, std::convert::Infallible>(Verdict::Happened(answer.into()))
+    };
+    let engine = Idempotency::builder(MemoryStore::new()).reconciler(happened);
+    let layer = IdempotencyLayer::webhooks(engine.build().unwrap(), "omise", by_id());
+    let app = App::behind(&layer.build().unwrap(), |_| async {
+        word(500, RetentionOverride::LeaveUnknown)
+    });
+    app.send(deliver(COMPLETE)).await;
+    assert_eq!(app.send(deliver(COMPLETE)).await.text(), "handled");
+    advance(29 * DAY).await;
+    assert_eq!(app.send(deliver(COMPLETE)).await.text(), "handled");
+    assert_eq!(app.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_whose_handler_gave_the_word_is_known_as_long_as_others() {
+    for given in [RetentionOverride::Live, RetentionOverride::Keep] {
+        let layer = events("omise", by_id()).build().unwrap();
+        let app = App::behind(&layer, move |_| async move { word(202, given) });
+        app.send(deliver(COMPLETE)).await;
+        advance(29 * DAY).await;
+        let again = app.send(deliver(COMPLETE)).await;
+        assert_eq!(again.status, StatusCode::ACCEPTED);
+        assert_eq!(app.runs(), 1, "{given:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_event_whose_answer_had_no_content_is_answered_without_any() {
+    for status in [StatusCode::NO_CONTENT, StatusCode::RESET_CONTENT] {
+        let layer = events("omise", by_id()).build().unwrap();
+        let app = App::behind(&layer, move |_| async move {
+            word(status.as_u16(), RetentionOverride::Live)
+        });
+        app.send(deliver(COMPLETE)).await;
+        let again = app.send(deliver(COMPLETE)).await;
+        assert_eq!(again.status, status);
+        assert_eq!(again.header("idempotency-error"), "response_not_kept");
+        assert_eq!((again.text(), again.header("content-type")), ("", ""));
     }
 }
 
