@@ -225,6 +225,11 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// A retry that meets an abandoned key asks it at once, and a [`Sweeper`](crate::Sweeper) asks it
     /// about all of them. Under [`OnAbandoned::Rerun`] a retry takes over and asks nobody.
     ///
+    /// *All* means all of the store, those of other engines on it included. Where there are such,
+    /// look at the [namespace](crate::ScopedKey::namespace) of `record.key` first, and say
+    /// [`Verdict::Unknown`] of what is not yours: "not in my table" would free the key of somebody
+    /// else's payment.
+    ///
     /// An error, a panic, or no answer within the [time limit](Self::reconcile_timeout) is logged and
     /// means [`Verdict::Unknown`]. It may be asked again about a record that it has answered for (a
     /// reply of the store may be lost), by several processes at once, and its future may be dropped
