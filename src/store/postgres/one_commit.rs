@@ -81,6 +81,14 @@ impl PostgresStore {
     /// Transactions have the database's default level. Above READ COMMITTED a request that meets the
     /// end of another one of the same key may run its handler in vain: its insert finds the record, all
     /// is rolled back, and the client gets what stands.
+    ///
+    /// # What a handler may set
+    ///
+    /// The outcome is added by the handler's role and with its `search_path`, as they are when it
+    /// returns. Where handlers set the path, give the store a [schema](super::PostgresOptions::schema),
+    /// or the outcome goes to another table of the same name; a role of theirs needs SELECT, INSERT
+    /// and UPDATE on the store's table. Use `SET LOCAL`: what is set for the session stays on the
+    /// connection.
     pub fn one_commit(&self, pool: Pool) -> PostgresOneCommit {
         let own = &self.inner.client;
         let client = Client {
