@@ -1,4 +1,4 @@
-//! A store of your own: the fifteen rules of [`Store`], kept by a map behind a mutex.
+//! A store of your own: the sixteen rules of [`Store`], kept by a map behind a mutex.
 //!
 //! ```text
 //! cargo run --example custom_store
@@ -199,6 +199,16 @@ impl Store for MapStore {
 
     async fn remove(&self, key: &ScopedKey) -> Result<bool, StoreError> {
         Ok(self.lock().remove(key).is_some())
+    }
+
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        let mut rows = self.lock();
+        let of_it = |key: &&ScopedKey| key.scope() == scope && key.namespace().starts_with(within);
+        let erased: Vec<ScopedKey> = rows.keys().filter(of_it).take(limit).cloned().collect();
+        for key in &erased {
+            rows.remove(key);
+        }
+        Ok(erased.len())
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {

@@ -33,6 +33,8 @@ commands:
   resolve KEY not-happened                        the key is free: make sure first that the work can no
                                                   longer happen
   remove KEY                                      erases the record, whatever its state; a retry runs
+  erase-scope --scope SCOPE                       erases all records of a scope, whatever their state and
+                                                  their namespace: the customer must send nothing meanwhile
   purge                                           removes what is expired
 
 a KEY is:
@@ -85,6 +87,7 @@ async fn run(args: Args) -> Result<String, BoxError> {
             true => Ok("removed\n".to_owned()),
             false => Err("there is no such record".into()),
         },
+        Command::EraseScope(scope) => erase(&*store, &scope).await,
         Command::Purge => purge(&*store).await,
     }
 }
@@ -150,6 +153,17 @@ async fn resolve(
     match store.resolve(&record, &resolution).await? {
         Fenced::Applied => Ok(shown(&found(store, key).await?)),
         Fenced::ClaimLost => Err("somebody else was faster: look at the record again".into()),
+    }
+}
+
+async fn erase(store: &dyn Store, scope: &str) -> Result<String, BoxError> {
+    let mut erased = 0;
+    loop {
+        // Each call may be a walk through the whole store.
+        match store.erase("", scope, 100_000).await? {
+            0 => return Ok(format!("erased={erased}\n")),
+            more => erased += more,
+        }
     }
 }
 
@@ -234,6 +248,7 @@ enum Command {
     ListAbandoned,
     Resolve(ScopedKey, Resolution),
     Remove(ScopedKey),
+    EraseScope(String),
     Purge,
 }
 
@@ -291,6 +306,14 @@ impl Args {
             ["resolve", "not-happened"] => Command::Resolve(key()?, Resolution::Released),
             ["resolve", ..] => return Err("resolve as happened or as not-happened?".to_owned()),
             ["remove"] => Command::Remove(key()?),
+            ["erase-scope"] => {
+                if let Some((flag, _)) = given.iter().find(|(flag, _)| OF_A_KEY.contains(&&**flag))
+                {
+                    return Err(format!("erase-scope takes no {flag}"));
+                }
+                // The scope of everybody is one that has to be named: --scope ''.
+                Command::EraseScope(value("--scope").ok_or("--scope is missing")?)
+            }
             ["purge"] => Command::Purge,
             [] => return Err("a command is missing".to_owned()),
             _ => return Err(format!("{:?} is no command", words.join(" "))),
@@ -314,6 +337,9 @@ const FLAGS: [&str; 9] = [
     "--header",
     "--body",
 ];
+
+/// What names one record, and must not be taken for what names many.
+const OF_A_KEY: [&str; 2] = ["--key", "--namespace"];
 
 fn header(line: &str) -> Result<(HeaderName, HeaderValue), String> {
     let wrong = || format!("--header {line:?} is not of the form 'name: value'");

@@ -63,7 +63,7 @@
 //! | times and limits | [`IdempotencyBuilder`] |
 //! | what is the same request | [`FingerprintRecipe`], [`fingerprint`] |
 //! | which answers are kept | [`RetentionPolicy`] |
-//! | stores | [`Store`] and its fifteen rules, [`store`], [`store::open`] |
+//! | stores | [`Store`] and its sixteen rules, [`store`], [`store::open`] |
 //! | rows and answer in one commit | [`Idempotency::recording`], [`IdempotencyBuilder::one_commit`] |
 //! | attempts that died | [`IdempotencyBuilder::reconciler`], [`Verdict`], [`Sweeper`], [OPERATIONS](_documentation::operations) |
 //! | start-up checks | [`Idempotency::probe`] |

@@ -264,6 +264,10 @@ impl Store for FarStore {
     async fn remove(&self, key: &tower_idempotency::ScopedKey) -> Result<bool, StoreError> {
         self.0.remove(key).await
     }
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        self.0.erase(within, scope, limit).await
+    }
+
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         self.0.purge(limit).await
     }

@@ -236,6 +236,10 @@ impl Store for Flawed {
         unreachable!("a probe does not resolve")
     }
 
+    async fn erase(&self, _: &str, _: &str, _: usize) -> Result<usize, StoreError> {
+        unreachable!("a probe does not erase")
+    }
+
     async fn purge(&self, _: usize) -> Result<Purged, StoreError> {
         unreachable!("a probe does not purge")
     }

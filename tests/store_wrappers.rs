@@ -239,12 +239,16 @@ async fn two_prefixes_do_not_see_each_other() {
 
     assert_eq!(billing.lookup(&key).await.unwrap(), None);
     assert!(!billing.remove(&key).await.unwrap());
+    assert_eq!(billing.erase("", key.scope(), 10).await.unwrap(), 0);
     assert_eq!(acquire(&billing, &key).await.attempt(), 1);
     assert!(billing.remove(&key).await.unwrap());
     assert!(shop.lookup(&key).await.unwrap().is_some());
     assert_eq!(inside.lookup(&key).await.unwrap(), None);
     let filed = inside.lookup(&shop.inner_key(&key)).await.unwrap().unwrap();
     assert_eq!(filed.key.namespace(), "shop/http");
+    assert_eq!(shop.erase("web", key.scope(), 10).await.unwrap(), 0);
+    assert_eq!(shop.erase("ht", key.scope(), 10).await.unwrap(), 1);
+    assert!(inside.is_empty());
 }
 
 #[tokio::test]

@@ -95,6 +95,11 @@ mod watchers;
 ///     live claim or an unexpired record to make room, and never refuses to complete a claim that
 ///     it granted.
 /// 15. **Every move may be repeated** after a lost reply, with the same arguments.
+/// 16. **Erase** removes records of exactly one scope, in the namespaces that begin with the given
+///     text, at most `limit` of them and *in whatever state they are*: live claims and kept outcomes
+///     too. When it removes none, none is left of those that were there when it was called. A store
+///     that met records which it cannot read, and so cannot tell whose they are, fails instead of
+///     saying that none is left.
 ///
 /// # Errors
 ///
@@ -158,6 +163,15 @@ pub trait Store: fmt::Debug + Send + Sync + 'static {
     /// Erases a record in whatever state it is, for an operator or for a legal duty. The key is
     /// then as if it had never been seen. Whether there was one.
     async fn remove(&self, key: &ScopedKey) -> Result<bool, StoreError>;
+
+    /// Erases at most `limit` records of a scope in every namespace that begins with `within` (empty:
+    /// in all of them), as [`remove`](Store::remove) erases one: to forget a customer. How many it
+    /// erased; call it until that is none. Rule 16.
+    ///
+    /// An attempt that is under way loses its claim, and a retry of a key that is erased runs the
+    /// handler: call it when this customer sends no requests any more. What is claimed meanwhile may or
+    /// may not be erased. It may walk through the whole store, in short steps.
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError>;
 
     /// Removes at most `limit` expired records. When it removes none, none was left. Rule 11.
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError>;
@@ -349,6 +363,14 @@ macro_rules! forward_to_inner {
             }
             async fn remove(&self, key: &ScopedKey) -> Result<bool, StoreError> {
                 (**self).remove(key).await
+            }
+            async fn erase(
+                &self,
+                within: &str,
+                scope: &str,
+                limit: usize,
+            ) -> Result<usize, StoreError> {
+                (**self).erase(within, scope, limit).await
             }
             async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
                 (**self).purge(limit).await

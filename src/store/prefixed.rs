@@ -180,6 +180,11 @@ impl<S: Store> Store for PrefixedStore<S> {
         self.inner.remove(&self.inner_key(key)).await
     }
 
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        let within = format!("{}{within}", self.prefix);
+        self.inner.erase(&within, scope, limit).await
+    }
+
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         self.inner.purge(limit).await
     }

@@ -64,6 +64,8 @@ pub enum Move {
     Lookup,
     /// [`Store::remove`]
     Remove,
+    /// [`Store::erase`]
+    Erase,
     /// [`Store::purge`]
     Purge,
     /// [`Store::changed`]
@@ -250,6 +252,11 @@ impl<S: Store> Store for FaultyStore<S> {
 
     async fn remove(&self, key: &ScopedKey) -> Result<bool, StoreError> {
         self.call(Move::Remove, self.inner.remove(key)).await
+    }
+
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        self.call(Move::Erase, self.inner.erase(within, scope, limit))
+            .await
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {

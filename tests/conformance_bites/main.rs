@@ -282,6 +282,23 @@ const BITES: &[(Fault, &[&str])] = &[
     ),
     (Fault::RemoveTakesAPattern, &["remove_erases_one_key_only"]),
     (
+        Fault::EraseKeepsLiveClaims,
+        &["erase_forgets_a_scope_in_every_state"],
+    ),
+    (Fault::EraseTakesAPattern, &["erase_takes_one_scope_only"]),
+    (
+        Fault::EraseIgnoresTheNamespace,
+        &["erase_keeps_to_the_namespaces_it_is_given"],
+    ),
+    (
+        Fault::EraseIgnoresItsLimit,
+        &["erase_removes_no_more_than_its_limit"],
+    ),
+    (
+        Fault::EraseGivesUpEarly,
+        &["erase_removes_no_more_than_its_limit"],
+    ),
+    (
         Fault::ChangedWaitsForAnyChange,
         &["changed_returns_at_once_unless_that_owner_holds_a_live_claim"],
     ),
@@ -354,6 +371,7 @@ fn every_public_function_is_on_the_list_under_its_own_name() {
     let sources = [
         include_str!("../../src/testing/conformance/claiming.rs"),
         include_str!("../../src/testing/conformance/completing.rs"),
+        include_str!("../../src/testing/conformance/erasing.rs"),
         include_str!("../../src/testing/conformance/fencing.rs"),
         include_str!("../../src/testing/conformance/keeping.rs"),
         include_str!("../../src/testing/conformance/keys.rs"),

@@ -100,6 +100,12 @@ pub enum Fault {
     PartsAreConcatenated,
     RemoveKeepsLiveClaims,
     RemoveTakesAPattern,
+    // Erasing.
+    EraseKeepsLiveClaims,
+    EraseTakesAPattern,
+    EraseIgnoresTheNamespace,
+    EraseIgnoresItsLimit,
+    EraseGivesUpEarly,
     // Waiting.
     ChangedWaitsForAnyChange,
     ChangedSeesCompletionsOnly,
@@ -626,6 +632,37 @@ impl Store for Naive {
             (left, row.is_some())
         };
         Ok(self.step(key, Fault::CheckThenInsert, decide).await)
+    }
+
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        let now = self.now();
+        let mut limit = limit;
+        if self.has(Fault::EraseIgnoresItsLimit) && limit > 0 {
+            limit = usize::MAX;
+        }
+        let mut erased = 0;
+        let mut rows = self.0.rows.lock().unwrap();
+        let looks = if self.has(Fault::EraseGivesUpEarly) {
+            3
+        } else {
+            usize::MAX
+        };
+        let mut looked = 0;
+        rows.retain(|_, row| {
+            let key = &row.record.key;
+            looked += 1;
+            let of_scope = key.scope() == scope
+                || (self.has(Fault::EraseTakesAPattern) && key.scope().starts_with(scope));
+            let goes = of_scope
+                && (key.namespace().starts_with(within)
+                    || self.has(Fault::EraseIgnoresTheNamespace))
+                && !(self.has(Fault::EraseKeepsLiveClaims) && is_live(row, now))
+                && looked <= looks
+                && erased < limit;
+            erased += usize::from(goes);
+            !goes
+        });
+        Ok(erased)
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {

@@ -49,6 +49,16 @@ fn a_wrong_command_is_one_line_with_exit_code_2() {
         &["--url", "memory:", "lookup"],
         &["--url", "memory:", "resolve", "--key", "k"],
         &["--url", "memory:", "resolve", "happened", "--key", "k"],
+        &["--url", "memory:", "erase-scope"],
+        &[
+            "--url",
+            "memory:",
+            "erase-scope",
+            "--scope",
+            "7",
+            "--key",
+            "k",
+        ],
         &["--url", "memory:", "lookup", "--key", ""],
         &["--url", "memory:", "lookup", "--colour", "red"],
         &["lookup", "--key", "k"],
@@ -177,4 +187,10 @@ async fn operate(url: &str) {
     assert!(refused(&at(&["remove"], "paid")).contains("no such record"));
     assert!(matches!(admit("paid").await, Admission::First(_)));
     let _ = live.release().await;
+
+    let erased = ask(&["erase-scope", "--scope", "user 7"]);
+    assert_eq!(done(&erased), "erased=3\n");
+    assert!(refused(&at(&["lookup"], "live")).contains("no such record"));
+    let again = ask(&["erase-scope", "--scope", "user 7"]);
+    assert_eq!(done(&again), "erased=0\n");
 }

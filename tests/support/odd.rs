@@ -155,6 +155,10 @@ impl Store for OddStore {
         self.inner.remove(key).await
     }
 
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        self.inner.erase(within, scope, limit).await
+    }
+
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         self.check(Move::Purge)?;
         self.inner.purge(limit).await

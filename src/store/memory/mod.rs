@@ -259,6 +259,10 @@ impl Store for MemoryStore {
         Ok(shard.remove(hash, key, &self.inner.room, &mut left))
     }
 
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        Ok(self.inner.erase(within, scope, limit).await)
+    }
+
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         Ok(self.inner.purge(limit).await)
     }
@@ -379,6 +383,21 @@ impl Inner {
             tokio::task::yield_now().await;
         }
         Ok(AbandonedPage::new(records, None))
+    }
+
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> usize {
+        let mut erased = 0;
+        for shard in &self.shards {
+            if erased == limit {
+                break;
+            }
+            let mut left = Leftovers::default();
+            erased += locked(shard).erase(within, scope, limit - erased, &self.room, &mut left);
+            drop(left);
+            // A look through a shard takes a while when it is large; others want the thread too.
+            tokio::task::yield_now().await;
+        }
+        erased
     }
 
     async fn purge(&self, limit: usize) -> Purged {

@@ -88,6 +88,25 @@ impl Shard {
         true
     }
 
+    /// Removes entries of this scope, at most `limit`, and says how many.
+    pub(super) fn erase(
+        &mut self,
+        within: &str,
+        scope: &str,
+        limit: usize,
+        room: &Room,
+        left: &mut Leftovers,
+    ) -> usize {
+        let of_the_scope = |entry: &mut Box<Entry>| {
+            entry.key.scope() == scope && entry.key.namespace().starts_with(within)
+        };
+        let erased = self.entries.extract_if(of_the_scope).take(limit);
+        let before = left.entries.len();
+        left.entries
+            .extend(erased.inspect(|entry| room.free(entry.weight())));
+        left.entries.len() - before
+    }
+
     /// Removes what is expired, with at most `looks` looks into the queue.
     pub(super) fn drain(
         &mut self,

@@ -153,6 +153,43 @@ impl Inner {
         Ok(removed.is_some())
     }
 
+    pub(super) async fn erase(
+        &self,
+        within: &str,
+        scope: &str,
+        limit: usize,
+    ) -> Result<usize, StoreError> {
+        let (within, scope) = (escape(within), escape(scope));
+        let mut erased = 0;
+        let mut after = Vec::new();
+        // Each step is a transaction of its own, under a time limit of its own.
+        while erased < limit {
+            let deadline = self.begin().await?;
+            let most = signed(limit - erased);
+            let parameters: [Parameter<'_>; 5] = [&after, &LOOKS, &within, &scope, &most];
+            let rows = self
+                .client
+                .rows_or_error(&self.statements.erase, &parameters, deadline)
+                .await?;
+            let Some(row) = rows.first() else {
+                break;
+            };
+            let (looks, last): (i64, Option<Vec<u8>>) = (get(row, 0)?, get(row, 1)?);
+            let gone: Vec<&[u8]> = get(row, 2)?;
+            erased += gone.len();
+            for id in gone {
+                if let Ok(digest) = id.try_into() {
+                    self.watchers.wake(&digest);
+                }
+            }
+            match last {
+                Some(last) if looks == LOOKS => after = last,
+                _ => break,
+            }
+        }
+        Ok(erased)
+    }
+
     pub(super) async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         let mut purged = Purged::default();
         while purged.removed < limit {

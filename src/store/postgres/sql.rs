@@ -46,6 +46,7 @@ pub(super) struct Statements {
     pub(super) insert_completed: Statement,
     pub(super) abandoned: Statement,
     pub(super) remove: Statement,
+    pub(super) erase: Statement,
     pub(super) purge: Statement,
     pub(super) watch: Statement,
 }
@@ -174,6 +175,10 @@ impl Statements {
             ),
             abandoned: statement(ABANDONED, &[Type::BYTEA, Type::INT8, Type::INT8]),
             remove: statement(REMOVE, &[Type::BYTEA]),
+            erase: statement(
+                ERASE,
+                &[Type::BYTEA, Type::INT8, Type::TEXT, Type::TEXT, Type::INT8],
+            ),
             purge: statement(PURGE, &[Type::INT8]),
             watch: statement(WATCH, &[Type::BYTEA]),
         }
@@ -348,6 +353,23 @@ const ABANDONED: &str = "\
     ORDER BY r.id";
 
 const REMOVE: &str = "DELETE FROM $table WHERE id = $1 RETURNING 1";
+
+/// Looks at so many records after a position in the order of the primary key, as `ABANDONED` does, and
+/// removes those of a scope; how many it looked at, the last, and which it removed.
+///
+/// There is no index on the scope: every claim would have to write to it, for a duty that comes now
+/// and then.
+const ERASE: &str = "\
+    WITH looked AS MATERIALIZED (
+        SELECT id, namespace, scope FROM $table WHERE id > $1 ORDER BY id LIMIT $2
+    ), gone AS (
+        DELETE FROM $table WHERE id = ANY (ARRAY(
+            SELECT id FROM looked WHERE scope = $4 AND starts_with(namespace, $3) \
+            ORDER BY id LIMIT $5))
+        RETURNING id
+    )
+    SELECT (SELECT count(*) FROM looked), (SELECT id FROM looked ORDER BY id DESC LIMIT 1), \
+        ARRAY(SELECT id FROM gone)";
 
 /// In the order of the index. The time is taken once, because an index cannot be searched for
 /// something that changes from row to row; that it may be old by the end makes it only more careful.

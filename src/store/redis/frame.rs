@@ -355,6 +355,16 @@ pub(super) fn backdate(value: &mut [u8], by: u64) {
     sum.copy_from_slice(&sum_of(&[summed, key.unwrap_or_default()]));
 }
 
+/// Where the key lies in the value that has this head, and where it ends.
+pub(super) fn key_place(head: &[u8]) -> Option<(usize, usize)> {
+    let times = Times::read(head).ok()?;
+    let length = head.get(KEY_LENGTH..KEY_LENGTH + 4)?.try_into().ok()?;
+    let length = usize::try_from(u32::from_le_bytes(length)).ok()?;
+    let start = HEAD.checked_add(times.outcome)?;
+    let end = start.checked_add(length).filter(|_| length > 0)?;
+    Some((start, end))
+}
+
 /// Whose the head of a value says it is; the value is not checked.
 pub(super) fn owner_of(head: &[u8]) -> Option<Owner> {
     let owner = head.get(2 * TIMES + 8..2 * TIMES + 24)?;
@@ -446,5 +456,6 @@ const SUM: usize = 8;
 const SUMMED: usize = IDENTITY - SUM;
 /// Where the outcome begins.
 pub(super) const HEAD: usize = 2 * TIMES + IDENTITY;
+const KEY_LENGTH: usize = 2 * TIMES + SUMMED - 4;
 const CUT: Damage = Damage::Part("is cut off");
 const FOR_EVER: u64 = 200 * 365 * 24 * 60 * 60 * 1_000;

@@ -3,6 +3,7 @@
 mod address;
 mod claim;
 mod clock;
+mod erase;
 mod error;
 mod frame;
 mod keys;
@@ -94,7 +95,7 @@ pub use self::options::RedisOptions;
 ///
 /// # Walks
 ///
-/// [`abandoned`](Store::abandoned) and [`purge`](Store::purge) walk over *all* keys of every master with
+/// [`abandoned`](Store::abandoned), [`purge`](Store::purge) and [`erase`](Store::erase) walk over *all* keys of every master with
 /// `SCAN`: there is no index that could miss a record. That is some seconds of a server's time for each
 /// million keys (other users' keys count a little too), in steps well below a millisecond; once in some
 /// minutes is often enough. A walk begins anew by itself after a failover. While slots are
@@ -112,7 +113,7 @@ pub use self::options::RedisOptions;
 /// Every part of a record carries a checksum, or is there twice. A value that does not match, or that
 /// was written by a newer release, is [`Corrupt`](crate::StoreErrorKind::Corrupt) for every move but
 /// [`remove`](Store::remove), and stays. [`abandoned`](Store::abandoned) and [`purge`](Store::purge)
-/// leave it out. Keys are `{prefix}{digest}`, and the digest begins with
+/// leave it out, and [`erase`](Store::erase) fails when only such are left. Keys are `{prefix}{digest}`, and the digest begins with
 /// [`ScopedKey::log_id`]: `redis-cli --scan --pattern 'idempotency:{1f3a5c7e*'`.
 ///
 /// # Example
@@ -352,16 +353,11 @@ impl Store for RedisStore {
     }
 
     async fn remove(&self, key: &ScopedKey) -> Result<bool, StoreError> {
-        let name = self.inner.keys.record(key);
-        let mut pipe = Pipeline::with_capacity(2);
-        pipe.cmd("UNLINK").arg(&name);
-        pipe.cmd("UNLINK").arg(Keys::counter(&name));
-        let replies = self.inner.link.send(To::Key(&name), &pipe, Repeat::Never);
-        let [record, counter] = replies.await?.try_into().map_err(|_| unexpected())?;
-        answered(counter)?;
-        let removed = matches!(answered(record)?, Value::Int(count) if count > 0);
-        self.inner.watchers.wake(key);
-        Ok(removed)
+        self.inner.unlink(key).await
+    }
+
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        self.inner.erase(within, scope, limit).await
     }
 
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {

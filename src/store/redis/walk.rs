@@ -19,7 +19,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::record::Record;
 use crate::store::{AbandonedPage, Cursor, Purged};
 
-type Digested = [u8; DIGEST];
+pub(super) type Digested = [u8; DIGEST];
 
 /// Where a walk goes on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(super) struct Position {
     // Which servers there are, and which runs of them: a cursor of `SCAN` means nothing to another one.
     layout: u64,
     node: u32,
-    scan: u64,
+    pub(super) scan: u64,
 }
 
 /// Where a walk through abandoned records goes on.
@@ -40,14 +40,14 @@ struct Walk {
     shown: HashSet<Digested>,
 }
 
-struct Layout {
+pub(super) struct Layout {
     nodes: Vec<Node>,
     hash: u64,
 }
 
 /// What one step of `SCAN` met.
-struct Batch {
-    records: Vec<Digested>,
+pub(super) struct Batch {
+    pub(super) records: Vec<Digested>,
     counters: Vec<String>,
     next: u64,
 }
@@ -196,7 +196,7 @@ impl Inner {
         }
     }
 
-    async fn scan(&self, node: &Node, cursor: u64) -> Result<Batch, StoreError> {
+    pub(super) async fn scan(&self, node: &Node, cursor: u64) -> Result<Batch, StoreError> {
         let mut pipe = Pipeline::with_capacity(1);
         let scan = pipe.cmd("SCAN").arg(cursor);
         scan.arg("MATCH").arg(self.keys.pattern());
@@ -294,7 +294,7 @@ impl Inner {
 
     /// Which servers there are. What is compared are their runs, and the epoch in which slots last
     /// changed hands.
-    async fn layout(&self) -> Result<Layout, StoreError> {
+    pub(super) async fn layout(&self) -> Result<Layout, StoreError> {
         let mut hasher = Sha256::new();
         let mut nodes = Vec::new();
         for (node, reply) in self.link.ask_masters(info("server")).await? {
@@ -323,12 +323,17 @@ impl Inner {
 }
 
 impl Position {
-    fn at_the_beginning(layout: &Layout) -> Self {
+    pub(super) fn at_the_beginning(layout: &Layout) -> Self {
         Self {
             layout: layout.hash,
             node: 0,
             scan: 0,
         }
+    }
+
+    /// Whether it was begun on these servers, with the slots that they have now.
+    pub(super) fn is_of(&self, layout: &Layout) -> bool {
+        self.layout == layout.hash
     }
 
     /// Begins anew if the servers are not those of the step before.
@@ -339,11 +344,11 @@ impl Position {
     }
 
     /// The server to look at next, or none after the last one.
-    fn node<'l>(&self, layout: &'l Layout) -> Option<&'l Node> {
+    pub(super) fn node<'l>(&self, layout: &'l Layout) -> Option<&'l Node> {
         layout.nodes.get(usize::try_from(self.node).ok()?)
     }
 
-    fn pass(&mut self, batch: &Batch) {
+    pub(super) fn pass(&mut self, batch: &Batch) {
         self.scan = batch.next;
         if batch.next == 0 {
             self.node = self.node.saturating_add(1);

@@ -437,6 +437,45 @@ impl Store for SqliteStore {
             .await
     }
 
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        let mut erased = 0;
+        let mut damaged = 0;
+        let mut after = i64::MIN;
+        while erased < limit {
+            // Looked for without the write lock.
+            let (within, scope) = (within.to_owned(), scope.to_owned());
+            let met = self.look(move |reads, _| reads.keys_of(&within, &scope, after));
+            let met = met.await?;
+            damaged += met.damaged;
+            for keys in met.keys.chunks(ERASED_PER_MOVE) {
+                let keys = keys[..keys.len().min(limit - erased)].to_vec();
+                let removing = keys.clone();
+                let removed = self.make(None, move |table, _| {
+                    let mut removed = 0;
+                    for key in &removing {
+                        removed += usize::from(table.remove(key)?);
+                    }
+                    Ok(removed)
+                });
+                erased += removed.await?;
+                for key in &keys {
+                    self.inner.shared.watchers.wake(key);
+                }
+            }
+            match met.next {
+                Some(next) => after = next,
+                None => break,
+            }
+        }
+        if erased == 0 && damaged > 0 {
+            return Err(StoreError::corrupt(format!(
+                "the keys of {damaged} records cannot be read, and nobody can say whose they are: look \
+                 at them, then delete their rows"
+            )));
+        }
+        Ok(erased)
+    }
+
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         let mut purged = Purged::default();
         let mut damaged = 0;
@@ -522,6 +561,8 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(4);
 const LONGEST_BUSY_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 /// Far above what a healthy disk lets queue up; what is beyond it would have to wait too long.
 const QUEUED_MOVES: usize = 8_192;
+/// Whoever claims a key waits for one such move at most.
+const ERASED_PER_MOVE: usize = 64;
 const PURGE_SLICE: Duration = Duration::from_millis(5);
 const FIRST_POLL: Duration = Duration::from_millis(10);
 const LONGEST_POLL: Duration = Duration::from_millis(250);

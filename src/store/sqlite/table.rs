@@ -19,6 +19,7 @@ pub(super) struct Reads<'c> {
     load: Statement<'c>,
     lease: Statement<'c>,
     abandoned: Statement<'c>,
+    keys: Statement<'c>,
 }
 
 /// The moves. A move reads, decides, and writes with its last statement, so that one that fails has
@@ -32,6 +33,16 @@ pub(super) struct Table<'c> {
     delete: Statement<'c>,
     delete_by_id: Statement<'c>,
     due: Statement<'c>,
+}
+
+/// What one look for the keys of a scope met.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Met {
+    pub(super) keys: Vec<ScopedKey>,
+    /// Records whose key cannot be read.
+    pub(super) damaged: usize,
+    /// Where to go on; `None` at the end.
+    pub(super) next: Option<i64>,
 }
 
 /// How far a purge has got.
@@ -53,6 +64,7 @@ impl<'c> Reads<'c> {
             ))?,
             lease: prepare(LEASE)?,
             abandoned: prepare(&abandoned_sql())?,
+            keys: prepare(KEYS)?,
         })
     }
 
@@ -134,6 +146,41 @@ impl<'c> Reads<'c> {
         }
         let next = (looked_at == limit && limit > 0).then(|| cursor(last));
         Ok(AbandonedPage::new(records, next))
+    }
+
+    /// The keys of a scope among the next records, in the order of their ids, which never change. There
+    /// is no index on the scope: every claim would have to write to it.
+    pub(super) fn keys_of(
+        &mut self,
+        within: &str,
+        scope: &str,
+        after: i64,
+    ) -> Result<Met, StoreError> {
+        let mut met = Met::default();
+        let mut looked_at = 0;
+        let mut last = after;
+        let mut rows = self
+            .keys
+            .query(params![after, KEYS_PER_LOOK])
+            .map_err(failed)?;
+        while let Some(row) = rows.next().map_err(failed)? {
+            looked_at += 1;
+            last = row.get(0).map_err(failed)?;
+            // Not by the columns `namespace` and `scope`, which are for people.
+            let key = match row.get_ref(1).map_err(failed)? {
+                ValueRef::Blob(key) => ScopedKey::from_bytes(key),
+                _ => None,
+            };
+            match key {
+                Some(key) if key.scope() == scope && key.namespace().starts_with(within) => {
+                    met.keys.push(key);
+                }
+                Some(_) => {}
+                None => met.damaged += 1,
+            }
+        }
+        met.next = (looked_at == KEYS_PER_LOOK).then_some(last);
+        Ok(met)
     }
 }
 
@@ -371,6 +418,9 @@ pub(super) fn update_with_expiry_sql() -> String {
 const LEASE: &str = "SELECT lease_until FROM idempotency_records \
      WHERE lookup_key = ?1 AND owner = ?2 AND state = 'started'";
 
+const KEYS: &str =
+    "SELECT id, lookup_key FROM idempotency_records WHERE id > ?1 ORDER BY id LIMIT ?2";
+
 const INSERT: &str = "INSERT INTO idempotency_records (lookup_key, namespace, scope, key, state, \
      attempt, owner, fingerprint, lease_until, created_at, expires_at, retention, checksum) \
      VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13) \
@@ -387,3 +437,4 @@ const LOOKUP_KEY: usize = 15;
 /// No read takes long, whatever limit was asked for.
 const LONGEST_PAGE: usize = 256;
 const ROWS_PER_LOOK: usize = 64;
+const KEYS_PER_LOOK: i64 = 1_024;

@@ -5,6 +5,7 @@
 
 mod claiming;
 mod completing;
+mod erasing;
 mod fencing;
 mod keeping;
 mod keys;
@@ -23,6 +24,7 @@ use tokio::sync::Barrier;
 
 pub use self::claiming::*;
 pub use self::completing::*;
+pub use self::erasing::*;
 pub use self::fencing::*;
 pub use self::keeping::*;
 pub use self::keys::*;
@@ -161,6 +163,11 @@ macro_rules! __for_each_rule {
             scopes_do_not_collide
             remove_erases_a_record_in_every_state
             remove_erases_one_key_only
+            // erasing
+            erase_forgets_a_scope_in_every_state
+            erase_takes_one_scope_only
+            erase_keeps_to_the_namespaces_it_is_given
+            erase_removes_no_more_than_its_limit
             // waiting
             changed_returns_at_once_unless_that_owner_holds_a_live_claim
             changed_returns_when_the_claim_is_completed
@@ -208,6 +215,19 @@ impl<'h, H: Harness> Case<'h, H> {
             retention: DAY,
             ..ClaimRequest::new(self.key(name), fingerprint())
         }
+    }
+
+    /// The same claim of another key.
+    fn request_for(&self, key: ScopedKey) -> ClaimRequest {
+        ClaimRequest {
+            key,
+            ..self.request("")
+        }
+    }
+
+    /// A scope that no other rule and no other run uses.
+    fn scope(&self, name: &str) -> String {
+        format!("{}-{:016x}-{name}", self.rule, self.run)
     }
 
     /// The same claim by a new owner that would take over.
@@ -334,6 +354,25 @@ impl<'h, H: Harness> Case<'h, H> {
 
     async fn remove(&self, key: &ScopedKey) -> bool {
         self.answered("remove", self.store().remove(key).await)
+    }
+
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> usize {
+        let erased = self.store().erase(within, scope, limit).await;
+        let erased = self.answered("erase", erased);
+        self.check(erased <= limit, "erase removed more than its limit");
+        erased
+    }
+
+    /// Erases until nothing is left to erase, and adds up.
+    async fn erase_all(&self, within: &str, scope: &str) -> usize {
+        let mut total = 0;
+        for _ in 0..ENOUGH {
+            match self.erase(within, scope, 100).await {
+                0 => return total,
+                erased => total += erased,
+            }
+        }
+        self.broken("erase never came to an end")
     }
 
     async fn purge(&self, limit: usize) -> Purged {
