@@ -19,6 +19,10 @@ pub enum Mode {
     CutOneReply {
         after: usize,
     },
+    /// The same for all replies, after so many that pass.
+    CutRepliesFrom {
+        after: usize,
+    },
     /// Replies arrive so much later.
     Delay(Duration),
 }
@@ -92,6 +96,13 @@ async fn pump(
             }
             Mode::CutOneReply { after } if replies => {
                 mode.send_replace(Mode::CutOneReply { after: after - 1 });
+            }
+            Mode::CutRepliesFrom { after: 0 } if replies => {
+                mode.send_replace(Mode::CutReplies);
+                return;
+            }
+            Mode::CutRepliesFrom { after } if replies => {
+                mode.send_replace(Mode::CutRepliesFrom { after: after - 1 });
             }
             Mode::Delay(by) if replies => tokio::time::sleep(by).await,
             _ => {}

@@ -60,6 +60,11 @@ impl Keys {
         format!("{record}{COUNTER}")
     }
 
+    /// Where a purge that removed or counted this key says so, for when its reply is lost.
+    pub(super) fn receipt(key: &str) -> String {
+        format!("{key}{RECEIPT}")
+    }
+
     /// A key for one value that is on its way to a record.
     pub(super) fn temporary(record: &str) -> String {
         format!("{record}:t:{:016x}", rand::random::<u64>())
@@ -113,6 +118,7 @@ fn halves(digest: [u8; 32]) -> [[u8; DIGEST]; 2] {
 pub(super) const DIGEST: usize = 16;
 const DIGITS: &[u8; 16] = b"0123456789abcdef";
 const COUNTER: &str = ":x";
+const RECEIPT: &str = ":r";
 
 #[cfg(test)]
 mod tests {
@@ -141,8 +147,14 @@ mod tests {
         assert_eq!(keys.of_digest(&digest), record);
         assert_eq!(keys.met(Keys::counter(&record).as_bytes()), Met::Counter);
         let temporary = Keys::temporary(&record);
+        let receipts = [
+            Keys::receipt(&record),
+            Keys::receipt(&Keys::counter(&record)),
+        ];
         for other in [
             &*temporary,
+            &*receipts[0],
+            &*receipts[1],
             "",
             "a*:",
             "a*:{",

@@ -153,6 +153,36 @@ impl Link {
         Ok(replies)
     }
 
+    /// Sends so many scripts in one go, and those once more that the server has not got. They may be
+    /// repeated.
+    pub(super) async fn run_each(
+        &self,
+        to: To<'_>,
+        count: usize,
+        command: impl Fn(By, usize) -> Cmd,
+    ) -> Result<Vec<Value>, StoreError> {
+        let mut pipe = Pipeline::with_capacity(count);
+        for nth in 0..count {
+            pipe.add_command(command(By::Hash, nth));
+        }
+        let mut replies = self.send(to, &pipe, Repeat::Once).await?;
+        let unknown: Vec<usize> = (0..replies.len())
+            .filter(|nth| is_code(&replies[*nth], "NOSCRIPT"))
+            .collect();
+        if unknown.is_empty() {
+            return Ok(replies);
+        }
+        let mut pipe = Pipeline::with_capacity(unknown.len());
+        for nth in &unknown {
+            pipe.add_command(command(By::Text, *nth));
+        }
+        let again = self.send(to, &pipe, Repeat::Once).await?;
+        for (nth, reply) in unknown.into_iter().zip(again) {
+            replies[nth] = reply;
+        }
+        Ok(replies)
+    }
+
     /// Every server that holds records, each with its answer.
     pub(super) async fn ask_masters(&self, command: Cmd) -> Result<Vec<(Node, Value)>, StoreError> {
         let Way::Given(Kind::Cluster(cluster)) = &self.way else {

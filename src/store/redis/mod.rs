@@ -10,6 +10,7 @@ mod keys;
 mod line;
 mod link;
 mod options;
+mod purge;
 mod replicas;
 mod scripts;
 mod server;
@@ -38,6 +39,7 @@ use self::error::{answered, damaged, is_code, unexpected};
 use self::frame::{Damage, Frame, Times, millis};
 use self::keys::Keys;
 use self::link::{Link, Repeat, To};
+use self::purge::Unanswered;
 use self::replicas::Acknowledged;
 use self::scripts::{By, Move};
 use self::walk::Position;
@@ -140,6 +142,7 @@ struct Inner {
     grace: Duration,
     watchers: Watchers<ScopedKey>,
     purged_to: Mutex<Option<Position>>,
+    unanswered: Mutex<Vec<Unanswered>>,
 }
 
 /// A record and its age, read in one step.
@@ -225,6 +228,7 @@ impl RedisStore {
                 grace,
                 watchers: Watchers::default(),
                 purged_to: Mutex::default(),
+                unanswered: Mutex::default(),
             }),
         }
     }
@@ -536,14 +540,7 @@ impl Inner {
     async fn load(&self, name: &str) -> Result<Option<(Vec<u8>, i64)>, StoreError> {
         let pipe = |by| only(scripts::LOOK.on(by, &[name], &[]));
         let mut replies = self.link.run(To::Key(name), Repeat::Once, pipe).await?;
-        match answered(replies.pop().ok_or_else(unexpected)?)? {
-            Value::Nil => Ok(None),
-            Value::Array(found) => match <[Value; 2]>::try_from(found) {
-                Ok([Value::BulkString(value), Value::Int(left)]) => Ok(Some((value, left))),
-                _ => Err(unexpected()),
-            },
-            _ => Err(unexpected()),
-        }
+        looked(replies.pop().ok_or_else(unexpected)?)
     }
 
     /// `None`: the key went between the reading of its value and of its time to live.
@@ -604,12 +601,6 @@ impl Inner {
         }
         Ok(times.lease_left(times.age(left)))
     }
-
-    fn purged_to(&self) -> MutexGuard<'_, Option<Position>> {
-        self.purged_to
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl Kept {
@@ -624,6 +615,22 @@ impl Kept {
     fn into_record(self) -> Record {
         self.frame.into_record(self.age)
     }
+}
+
+/// What `scripts::LOOK` says.
+fn looked(reply: Value) -> Result<Option<(Vec<u8>, i64)>, StoreError> {
+    match answered(reply)? {
+        Value::Nil => Ok(None),
+        Value::Array(found) => match <[Value; 2]>::try_from(found) {
+            Ok([Value::BulkString(value), Value::Int(left)]) => Ok(Some((value, left))),
+            _ => Err(unexpected()),
+        },
+        _ => Err(unexpected()),
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn own(key: &ScopedKey, frame: &Frame) -> Result<(), StoreError> {

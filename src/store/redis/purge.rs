@@ -195,7 +195,10 @@ impl Inner {
         }
         *removals = elsewhere;
         // They would go by themselves.
-        let _ = self.link.send(To::Node(node), &receipts, Repeat::Once).await;
+        let _ = self
+            .link
+            .send(To::Node(node), &receipts, Repeat::Once)
+            .await;
         asked.one_by_one(usize::MAX, removed).await
     }
 
@@ -240,8 +243,10 @@ impl Asked<'_> {
 
 impl Removal {
     fn command(&self, by: By, number: &str) -> redis::Cmd {
-        let keys = [&*self.key, &*Keys::receipt(&self.key)];
-        let arguments: [&[u8]; 2] = [number.as_bytes(), self.most.to_string().as_bytes()];
+        let receipt = Keys::receipt(&self.key);
+        let keys = [&*self.key, &*receipt];
+        let most = self.most.to_string();
+        let arguments: [&[u8]; 2] = [number.as_bytes(), most.as_bytes()];
         self.script.on(by, &keys, &arguments)
     }
 }

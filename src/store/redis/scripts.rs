@@ -53,7 +53,7 @@ moves! {
     RELEASE = "record" "release";
     LEASE = "record" "lease";
     NOTE = "record" "note";
-    PURGE = "record" "purge";
-    SETTLE = "record" "settle";
+    PURGE = "record" "receipt" "purge";
+    SETTLE = "record" "receipt" "settle";
     LOOK = "record" "look";
 }

@@ -1,4 +1,4 @@
-//! Walks over all records: the abandoned ones, and the unknown ones whose time is over.
+//! Walks over all records, and the one through those that are abandoned.
 //!
 //! `SCAN` visits everything that is there from its beginning to its end, on each server that holds
 //! records. No index is kept beside the records, so that none can be wrong.
@@ -12,12 +12,12 @@ use super::error::{answered, unexpected};
 use super::frame::{Stage, Times};
 use super::keys::{DIGEST, Met};
 use super::link::{Node, Repeat, To};
-use super::scripts::{self, By};
+use super::scripts;
 use super::server::{field, info, text};
-use super::{Inner, Kept};
+use super::{Inner, Kept, looked};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::record::Record;
-use crate::store::{AbandonedPage, Cursor, Purged};
+use crate::store::{AbandonedPage, Cursor};
 
 pub(super) type Digested = [u8; DIGEST];
 
@@ -48,7 +48,7 @@ pub(super) struct Layout {
 /// What one step of `SCAN` met.
 pub(super) struct Batch {
     pub(super) records: Vec<Digested>,
-    counters: Vec<String>,
+    pub(super) counters: Vec<String>,
     next: u64,
 }
 
@@ -74,15 +74,19 @@ impl Inner {
         walk.position.settle(&layout);
         let mut records = Vec::new();
         for _ in 0..STEPS_PER_PAGE {
-            while records.len() < limit {
-                let Some(digest) = walk.waiting.pop() else {
-                    break;
-                };
-                let record = self.whole(&digest).await?.map(Kept::into_record);
-                if let Some(record) = record.filter(Record::is_abandoned)
-                    && walk.shown.insert(digest)
-                {
-                    records.push(record);
+            while records.len() < limit && !walk.waiting.is_empty() {
+                let most = AT_ONCE.min(limit - records.len());
+                let from = walk.waiting.len().saturating_sub(most);
+                let next = walk.waiting.split_off(from);
+                let read = self
+                    .whole_ones(walk.position.met_on(&layout), &next)
+                    .await?;
+                for (digest, kept) in next.into_iter().zip(read) {
+                    if let Some(record) = kept.map(Kept::into_record).filter(Record::is_abandoned)
+                        && walk.shown.insert(digest)
+                    {
+                        records.push(record);
+                    }
                 }
             }
             if !walk.waiting.is_empty() || records.len() == limit {
@@ -94,106 +98,16 @@ impl Inner {
             let batch = self.scan(node, walk.position.scan).await?;
             walk.position.pass(&batch);
             let started = self.started(node, &batch.records).await?;
-            let started = started.into_iter().map(|(digest, _, _)| digest);
+            let started = started
+                .into_iter()
+                .filter(|(_, times, left)| times.lease_left(times.age(*left)).is_none())
+                .map(|(digest, _, _)| digest);
             walk.waiting
                 .extend(started.filter(|digest| !walk.shown.contains(digest)));
         }
         let done = walk.waiting.is_empty() && walk.position.node(&layout).is_none();
         let next = (!done).then(|| Cursor::new(walk.to_bytes()));
         Ok(AbandonedPage::new(records, next))
-    }
-
-    pub(super) async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
-        if limit == 0 {
-            return Ok(Purged::default());
-        }
-        let layout = self.layout().await?;
-        // Where the last call of this process stopped: there is no need to walk what it walked.
-        let mut position = self.purged_to().take().unwrap_or_default();
-        position.settle(&layout);
-        let mut whole = position == Position::at_the_beginning(&layout);
-        let mut removed = 0;
-        loop {
-            let Some(node) = position.node(&layout) else {
-                // Only a walk from the beginning to the end says that nothing was left.
-                if removed > 0 || whole {
-                    break;
-                }
-                position = Position::at_the_beginning(&layout);
-                whole = true;
-                continue;
-            };
-            let purged = match self.scan(node, position.scan).await {
-                Ok(batch) => {
-                    let purged = self.purge_batch(node, &batch, limit, &mut removed).await;
-                    purged.map(|()| batch)
-                }
-                Err(error) => Err(error),
-            };
-            let batch = match purged {
-                Ok(batch) => batch,
-                // What is gone has to be told of: nobody can count it again.
-                Err(_) if removed > 0 => {
-                    *self.purged_to() = Some(position);
-                    break;
-                }
-                Err(error) => return Err(error),
-            };
-            if removed == limit {
-                // This step may have met more: it is made again.
-                *self.purged_to() = Some(position);
-                break;
-            }
-            position.pass(&batch);
-        }
-        Ok(Purged::new(removed, removed))
-    }
-
-    /// Adds what it removes to `removed` at once, so that no error hides it.
-    async fn purge_batch(
-        &self,
-        node: &Node,
-        batch: &Batch,
-        limit: usize,
-        removed: &mut usize,
-    ) -> Result<(), StoreError> {
-        for counter in &batch.counters {
-            if *removed == limit {
-                return Ok(());
-            }
-            let most = (limit - *removed).to_string();
-            *removed += self
-                .count(counter, &scripts::SETTLE, &[most.as_bytes()])
-                .await?;
-        }
-        for (digest, times, left) in self.started(node, &batch.records).await? {
-            if *removed == limit {
-                return Ok(());
-            }
-            if times.is_expired(times.age(left)) && self.whole(&digest).await?.is_some() {
-                let name = self.keys.of_digest(&digest);
-                *removed += self.count(&name, &scripts::PURGE, &[]).await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn count(
-        &self,
-        key: &str,
-        script: &scripts::Move,
-        arguments: &[&[u8]],
-    ) -> Result<usize, StoreError> {
-        let pipe = |by: By| {
-            let mut pipe = Pipeline::with_capacity(1);
-            pipe.add_command(script.on(by, &[key], arguments));
-            pipe
-        };
-        let mut replies = self.link.run(To::Key(key), Repeat::Never, pipe).await?;
-        match answered(replies.pop().ok_or_else(unexpected)?)? {
-            Value::Int(count) => usize::try_from(count).map_err(|_| unexpected()),
-            _ => Err(unexpected()),
-        }
     }
 
     pub(super) async fn scan(&self, node: &Node, cursor: u64) -> Result<Batch, StoreError> {
@@ -236,7 +150,7 @@ impl Inner {
 
     /// The started ones among these records, with their times and what is left of their lives. Values
     /// that are no records are left out, and where they are.
-    async fn started(
+    pub(super) async fn started(
         &self,
         node: &Node,
         records: &[Digested],
@@ -281,15 +195,46 @@ impl Inner {
         Ok(met)
     }
 
+    /// The records of these digests, which were met on this server; none for one that is gone or
+    /// damaged.
+    pub(super) async fn whole_ones(
+        &self,
+        node: Option<&Node>,
+        digests: &[Digested],
+    ) -> Result<Vec<Option<Kept>>, StoreError> {
+        let names: Vec<String> = digests.iter().map(|it| self.keys.of_digest(it)).collect();
+        let look = |by, nth: usize| scripts::LOOK.on(by, &[&names[nth]], &[]);
+        let replies = match node {
+            Some(node) => {
+                let replies = self.link.run_each(To::Node(node), names.len(), look);
+                replies.await?
+            }
+            None => vec![Value::Nil; names.len()],
+        };
+        let mut read = Vec::with_capacity(digests.len());
+        for (nth, reply) in replies.into_iter().enumerate() {
+            let found = match (node, looked(reply)) {
+                (Some(_), Ok(found)) => self.sound(&names[nth], found),
+                // It is on another server.
+                _ => self.whole(&digests[nth]).await?,
+            };
+            read.push(found);
+        }
+        Ok(read)
+    }
+
     /// The record of this digest, if there is one and it is not damaged. Whoever asks for the key of one
     /// that is will hear of it.
     async fn whole(&self, digest: &Digested) -> Result<Option<Kept>, StoreError> {
         let name = self.keys.of_digest(digest);
-        let Some((value, left)) = self.load(&name).await? else {
-            return Ok(None);
-        };
+        let found = self.load(&name).await?;
+        Ok(self.sound(&name, found))
+    }
+
+    fn sound(&self, name: &str, found: Option<(Vec<u8>, i64)>) -> Option<Kept> {
+        let (value, left) = found?;
         let kept = Kept::read(value, left).ok();
-        Ok(kept.filter(|kept| self.keys.record(&kept.frame.key) == name))
+        kept.filter(|kept| self.keys.record(&kept.frame.key) == name)
     }
 
     /// Which servers there are. What is compared are their runs, and the epoch in which slots last
@@ -337,7 +282,7 @@ impl Position {
     }
 
     /// Begins anew if the servers are not those of the step before.
-    fn settle(&mut self, layout: &Layout) {
+    pub(super) fn settle(&mut self, layout: &Layout) {
         if self.layout != layout.hash {
             *self = Self::at_the_beginning(layout);
         }
@@ -346,6 +291,17 @@ impl Position {
     /// The server to look at next, or none after the last one.
     pub(super) fn node<'l>(&self, layout: &'l Layout) -> Option<&'l Node> {
         layout.nodes.get(usize::try_from(self.node).ok()?)
+    }
+
+    /// The server on which the last step was made.
+    fn met_on<'l>(&self, layout: &'l Layout) -> Option<&'l Node> {
+        let node = usize::try_from(self.node).ok()?;
+        let last = if self.scan == 0 {
+            node.checked_sub(1)?
+        } else {
+            node
+        };
+        layout.nodes.get(last)
     }
 
     pub(super) fn pass(&mut self, batch: &Batch) {
@@ -405,6 +361,8 @@ const CURSOR_VERSION: u8 = 1;
 const STARTED: u8 = 1;
 /// One step holds the server up for a fraction of a millisecond.
 const KEYS_PER_STEP: usize = 512;
+/// How many whole records are asked for in one go.
+pub(super) const AT_ONCE: usize = 256;
 /// A page of a large store with few abandoned records is short, or empty, before a caller's patience
 /// is.
 const STEPS_PER_PAGE: usize = 100;
