@@ -18,7 +18,7 @@ use proxy::{Mode, Proxy};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tower_idempotency::testing::Harness;
 use tower_idempotency::{
-    Claimed, Completion, Fenced, Outcome, PostgresStore, Resolution, State, Store,
+    Claimed, Completion, Fenced, Fingerprint, Outcome, PostgresStore, Resolution, State, Store,
 };
 
 const LEVELS: [&str; 3] = ["read committed", "repeatable read", "serializable"];
@@ -491,6 +491,64 @@ async fn a_record_that_another_process_removed_or_replaced_is_not_remembered() {
         assert_eq!(*outcome(&shown), Outcome::value(b"theirs"));
         assert!(other.remove(claim.key()).await.unwrap());
     }
+}
+
+/// Its reply was lost and its lease ended; while its second question is under way, somebody takes over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_owner_who_asks_again_does_not_get_back_what_somebody_else_took_over() {
+    let (proxy, fresh) = behind_a_proxy().await;
+    let direct = PostgresStore::options().schema(&fresh.schema);
+    let direct = direct.connect(shared().url()).await.unwrap();
+    let asked = request("key");
+    let _ = acquire(&direct, &asked).await;
+    fresh.age(&asked.key, Duration::from_secs(3600)).await;
+    proxy.set(Mode::HoldReplies);
+    let claiming = tokio::spawn({
+        let (store, asked) = (fresh.store.clone(), asked.clone());
+        async move { existing(&store, &asked).await }
+    });
+    // It saw its own record, but does not know it yet.
+    proxy.holds_something().await;
+    let taken = acquire(&direct, &rerun("key")).await;
+    let stands = direct.lookup(&asked.key).await.unwrap().unwrap();
+    proxy.set(Mode::Pass);
+    let shown = claiming.await.unwrap();
+    assert_eq!((shown.owner, shown.attempt), (*taken.owner(), 2));
+    let after = direct.lookup(&asked.key).await.unwrap().unwrap();
+    let lease_until = |record: &tower_idempotency::Record| match record.state {
+        State::Started { lease_until, .. } => lease_until,
+        _ => panic!("not started: {record:?}"),
+    };
+    assert_eq!(lease_until(&after), lease_until(&stands));
+    assert_eq!(after.expires_at, stands.expires_at);
+}
+
+/// Between the look and the takeover the key is removed and claimed anew for another request, by the
+/// same owner and so with the same attempt.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_of_another_request_is_not_taken_over_in_place_of_the_one_that_was_seen() {
+    let (proxy, fresh) = behind_a_proxy().await;
+    let direct = PostgresStore::options().schema(&fresh.schema);
+    let direct = direct.connect(shared().url()).await.unwrap();
+    let mut asked = request("key");
+    let _ = acquire(&direct, &asked).await;
+    fresh.age(&asked.key, Duration::from_secs(3600)).await;
+    proxy.set(Mode::HoldReplies);
+    let claiming = tokio::spawn({
+        let store = fresh.store.clone();
+        async move { store.claim(&rerun("key")).await }
+    });
+    proxy.holds_something().await;
+    assert!(direct.remove(&asked.key).await.unwrap());
+    asked.fingerprint = Fingerprint::of(&[b"another request"]);
+    let _ = acquire(&direct, &asked).await;
+    fresh.age(&asked.key, Duration::from_secs(3600)).await;
+    proxy.set(Mode::Pass);
+    let Claimed::Existing(shown) = claiming.await.unwrap().unwrap() else {
+        panic!("the record of another request was taken over");
+    };
+    assert_eq!(shown.fingerprint, asked.fingerprint);
+    assert_eq!((shown.owner, shown.attempt), (asked.owner, 1));
 }
 
 async fn with_isolation(level: &str) -> (Fresh, String) {

@@ -94,6 +94,12 @@ use self::sql::{Statement, Statements};
 /// key, reads as [`Corrupt`](crate::StoreErrorKind::Corrupt) and is left where it is. Only
 /// [`abandoned`](Store::abandoned) passes over such rows.
 ///
+/// Fingerprint, owner and attempt are under another checksum; *times are under none*. The server makes
+/// them, after the caller has made its sums, and later moves set them anew. A bit of `expires_at` or
+/// `lease_until` that turns on a disk could end a kept result or a lease too early: run the server with
+/// `data_checksums`, which finds every damaged page (the default of PostgreSQL 18 and of most hosts;
+/// `pg_checksums --enable` for others).
+///
 /// # Waiting
 ///
 /// [`changed`](Store::changed) looks again and again, up to twice a second, with jitter and without a
