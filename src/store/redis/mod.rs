@@ -93,7 +93,8 @@ pub use self::options::RedisOptions;
 /// Completed and released records end in the server at the moment when they expire. Records whose
 /// attempt is unknown stay for [`RedisOptions::unresolved_for`] longer, and end when a
 /// [`purge`](Store::purge) counts them; it finds nothing else to remove. A claim that comes upon
-/// one counts it beside the record for the next purge.
+/// one counts it beside the record for the next purge. A purge leaves a receipt beside what it removes,
+/// for the moment until its reply has arrived (at most a minute), so that a lost reply loses no count.
 ///
 /// # Walks
 ///

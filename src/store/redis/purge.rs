@@ -3,10 +3,11 @@
 use redis::{Pipeline, Value};
 
 use super::error::{answered, unexpected};
+use super::frame::Frame;
 use super::keys::Keys;
 use super::link::{Node, Repeat, To};
 use super::scripts::{self, By, Move};
-use super::walk::{AT_ONCE, Batch, Position};
+use super::walk::{AT_ONCE, Batch, Digested, Position};
 use super::{Inner, locked};
 use crate::error::StoreError;
 use crate::store::Purged;
@@ -108,16 +109,42 @@ impl Inner {
             if next.is_empty() {
                 return Ok(());
             }
-            // One that is damaged stays.
-            let read = self.whole_ones(Some(node), &next).await?;
-            let sound = next.iter().zip(read).filter(|(_, read)| read.is_some());
-            let removals = sound.map(|(digest, _)| Removal {
-                script: &scripts::PURGE,
-                key: self.keys.of_digest(digest),
-                most: 1,
-            });
-            self.remove_all(node, removals.collect(), removed).await?;
+            let removals = self.sound_ones(node, &next).await?;
+            self.remove_all(node, removals, removed).await?;
         }
+    }
+
+    /// Those of these records that are not damaged; the others stay. Their times are compared when they
+    /// are removed.
+    async fn sound_ones(
+        &self,
+        node: &Node,
+        digests: &[Digested],
+    ) -> Result<Vec<Removal>, StoreError> {
+        let mut pipe = Pipeline::with_capacity(digests.len());
+        for digest in digests {
+            pipe.cmd("GET").arg(self.keys.of_digest(digest));
+        }
+        let values = self.link.send(To::Node(node), &pipe, Repeat::Once).await?;
+        let mut removals = Vec::with_capacity(digests.len());
+        for (digest, value) in digests.iter().zip(values) {
+            let key = self.keys.of_digest(digest);
+            let is_sound = match value {
+                Value::BulkString(value) => {
+                    Frame::read(value).is_ok_and(|frame| self.keys.record(&frame.key) == key)
+                }
+                // Gone, or its slot is on the move and the next walk finds it.
+                _ => false,
+            };
+            if is_sound {
+                removals.push(Removal {
+                    script: &scripts::PURGE,
+                    key,
+                    most: 1,
+                });
+            }
+        }
+        Ok(removals)
     }
 
     /// What to tell of these counters of unknowns that claims replaced, at most `limit` in all.

@@ -197,7 +197,7 @@ impl Inner {
 
     /// The records of these digests, which were met on this server; none for one that is gone or
     /// damaged.
-    pub(super) async fn whole_ones(
+    async fn whole_ones(
         &self,
         node: Option<&Node>,
         digests: &[Digested],
