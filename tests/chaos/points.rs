@@ -241,6 +241,10 @@ impl<S: Store> Store for PointedStore<S> {
         self.inner.remove(key).await
     }
 
+    async fn erase(&self, within: &str, scope: &str, limit: usize) -> Result<usize, StoreError> {
+        self.inner.erase(within, scope, limit).await
+    }
+
     async fn purge(&self, limit: usize) -> Result<Purged, StoreError> {
         self.inner.purge(limit).await
     }
