@@ -16,7 +16,6 @@ mod real {
 
     pub(in super::super) use super::super::clock::Clock;
 
-    /// In how many parts the store is locked. A power of two. A part's table is hashed anew in one go,
-    /// under its lock: with so many parts, a million entries make that a fraction of a millisecond.
-    pub(in super::super) const SHARDS: usize = 256;
+    /// In how many parts the store is locked. A power of two.
+    pub(in super::super) const SHARDS: usize = 64;
 }
