@@ -107,7 +107,8 @@ async fn several_events(
     for event in delivery.events {
         // No second delivery mends an id that is none.
         let Ok(id) = IdempotencyKey::new(&event.webhook_event_id) else {
-            return (StatusCode::BAD_REQUEST, "an event without an id\n").into_response();
+            eprintln!("an event was left out: its id is no key");
+            continue;
         };
         let key = ScopedKey::new("webhook", "points", &id);
         let orders = orders.clone();
@@ -118,10 +119,11 @@ async fn several_events(
         // The id alone says which event it is, as with the layer.
         let ran = engine.run(&key, Fingerprint::of(&[]), work).await;
         // One that did not run keeps none of the others from running.
-        match ran.map_err(|error| error.advice()) {
-            Err(Advice::RetryAfter(after)) => come_again = come_again.max(Some(after)),
-            Err(Advice::DeadLetter) => eprintln!("an event needs a look: {key:?}"),
-            _ => {}
+        let Err(error) = ran else { continue };
+        match error.advice() {
+            Advice::RetryAfter(after) => come_again = come_again.max(Some(after)),
+            // It failed for good, or no retry helps.
+            _ => eprintln!("an event needs a look: {key:?}: {error}"),
         }
     }
     match come_again {
