@@ -25,7 +25,8 @@ impl<S: Store> Idempotency<S> {
     /// gets the value that it returned.
     ///
     /// The work must say what its failures mean, because only it knows: see [`Failure`]. Dropping
-    /// the future does not stop work that has begun; it goes on in a task of its own.
+    /// the future does not stop work that has begun; it goes on in a task of its own. Value and error
+    /// are kept as JSON.
     ///
     /// ```
     /// use tower_idempotency::{Failure, Fingerprint, Idempotency, IdempotencyKey, MemoryStore, Ran};
@@ -189,6 +190,10 @@ pub enum Advice {
 
 impl<E> RunError<E> {
     /// What to do with the message that asked for the work.
+    ///
+    /// After [`Unknown`](Self::Unknown) and [`OutcomeUnknown`](Self::OutcomeUnknown) the wait is 30 s, the default of
+    /// the [`sweep_interval`](crate::IdempotencyBuilder::sweep_interval), and does not follow that setting as
+    /// HTTP's `Retry-After` does: an error knows no engine. Where you sweep less often, wait longer.
     pub fn advice(&self) -> Advice {
         match self {
             Self::Terminal { .. } => Advice::Acknowledge,
