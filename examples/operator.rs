@@ -9,6 +9,7 @@
 //! the same wrapper: see `open`.
 
 use std::fmt::Write as _;
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ a KEY is:
   --key KEY [--scope SCOPE] [--namespace NAME]    as the client sent it, whose it is (default: everybody's),
                                                   and what it is for (default: http)
 
-exit code: 0 done, 1 not done (no such record, or not in that state), 2 wrong arguments
+exit code: 0 done, 1 not done (no such store or record, or not in that state), 2 wrong arguments
 ";
 
 #[tokio::main(flavor = "current_thread")]
@@ -94,6 +95,10 @@ async fn run(args: Args) -> Result<String, BoxError> {
 
 /// The store as the service has it.
 async fn open(args: &Args) -> Result<Arc<dyn Store>, BoxError> {
+    // `store::open` would make the file, and everything would look as if nothing were abandoned.
+    if let Some(file) = sqlite_file(&args.url).filter(|file| !Path::new(file).exists()) {
+        return Err(format!("there is no SQLite file {file:?}: is the path right?").into());
+    }
     let store = store::open(&args.url).await?;
     Ok(match &args.prefix {
         Some(prefix) => Arc::new(PrefixedStore::new(store, prefix)),
@@ -347,6 +352,13 @@ fn header(line: &str) -> Result<(HeaderName, HeaderValue), String> {
     let name = name.parse().map_err(|_| wrong())?;
     let value = value.trim().parse().map_err(|_| wrong())?;
     Ok((name, value))
+}
+
+/// The path in a URL, as `store::open` reads it.
+fn sqlite_file(url: &str) -> Option<&str> {
+    let (scheme, path) = url.trim().split_once(':')?;
+    let path = path.strip_prefix("//").unwrap_or(path);
+    (scheme.eq_ignore_ascii_case("sqlite") && !path.is_empty()).then_some(path)
 }
 
 /// What `store::open` takes.

@@ -29,6 +29,26 @@ async fn an_operator_closes_what_is_abandoned_in_a_file() {
     assert_eq!(done(&told), "removed=0 unresolved=0\n");
 }
 
+#[cfg(feature = "sqlite-system")]
+#[test]
+fn an_operator_who_mistypes_a_file_is_told_so_and_none_is_made() {
+    let folder = crate::sqlite_file::Folder::new();
+    let path = folder.file().with_file_name("mistyped.db");
+    let name = path.display().to_string();
+    for url in [
+        format!("sqlite:{name}"),
+        format!("sqlite://{name}"),
+        format!(" SQLite:{name} "),
+    ] {
+        let told = refused(&operator(&["--url", &url, "list-abandoned"]));
+        assert!(told.contains("there is no SQLite file"), "{told}");
+        assert!(told.contains("mistyped.db"), "{told}");
+    }
+    let told = refused(&operator(&["--store", "sqlite", "--url", &name, "purge"]));
+    assert!(told.contains("there is no SQLite file"), "{told}");
+    assert!(!path.exists());
+}
+
 #[cfg(feature = "postgres")]
 #[tokio::test]
 async fn an_operator_closes_what_is_abandoned_in_postgresql() {
