@@ -74,14 +74,19 @@
 //!
 //! * **`memory`** (default): [`MemoryStore`], for one process and for tests.
 //! * **`tracing`** (default): the span `idempotency`, and an event for everything that needs a look.
+//! * **`sqlite`**: [`SqliteStore`](store), a file, with SQLite compiled in; **`sqlite-system`** is the same with the
+//!   SQLite library of the system (3.37 or later).
+//! * **`postgres`**: [`PostgresStore`](store), with TLS by rustls.
+//! * **`redis`**: [`RedisStore`](store), for one server, Sentinel, or a cluster, with TLS by rustls.
 //! * **`encrypt`**: `EncryptedStore`, which seals what any store keeps.
 //! * **`client`**: layers for programs that call such services: one key per operation, retries with
 //!   full jitter, and a journal that keeps keys over restarts.
 //! * **`axum`**: extractors for axum 0.8, and the original URI inside nested routers. Switch it on in
 //!   every axum service.
 //! * **`metrics`**: counters, gauges and histograms through the `metrics` facade.
-//! * **`redis`**: [`RedisStore`](store), for one server, Sentinel, or a cluster, with TLS by rustls.
 //! * **`testing`**: the conformance kit for stores, and a store that fails on demand.
+//!
+//! `cargo doc --open --all-features` shows what all of them add.
 //!
 //! # The draft
 //!
