@@ -102,7 +102,8 @@ impl OutcomeUnknown {
         self.status
     }
 
-    /// What the server's layer said in the last try.
+    /// What the server's layer said in the last try. [`ProblemKind::KeyReused`] for an operation that the
+    /// journal knew: the body was changed, or the name is another operation's.
     pub fn problem(&self) -> Option<ProblemKind> {
         self.problem
     }

@@ -26,13 +26,14 @@
 //!     .body(Full::from(r#"{"amount":1000}"#))?;
 //! match client.oneshot(request).await {
 //!     Ok(answer) => {
-//!         // The service has decided: 201, or 402 for a card that was declined. Store it, and then:
+//!         // The service's answer (201, or 402 for a card that was declined), or a refusal that changed
+//!         // nothing (400, 401): look at the status. Store it, and then:
 //!         journal.forget("order-17/charge").await?;
 //!     }
 //!     Err(ClientError::OutcomeUnknown(unknown)) => {
 //!         // Paid or not: nobody can tell yet. Show "pending"; ask for its state, or call again later.
 //!     }
-//!     Err(other) => return Err(other.into()), // nothing was sent
+//!     Err(other) => return Err(other.into()), // nothing was sent, as there is a key
 //! }
 //! # Ok(()) }
 //! ```
@@ -49,7 +50,8 @@
 //!    try that failed.
 //!
 //! `Ok` is the operation's own answer, or a refusal that changed nothing. [`OutcomeUnknown`] says that
-//! the operation may have happened, and carries the key. The [table](RetryPolicy) says which is which.
+//! the operation may have happened, and carries the key. The
+//! [table](crate::_documentation::readme#how-a-client-retries) says which is which.
 //!
 //! The service has to keep to its side. A service that ignores the header, or a method that it does not
 //! guard, runs a retry again: no client can see that.

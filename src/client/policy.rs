@@ -20,21 +20,11 @@ use crate::key::{IdempotencyKey, KeySyntax};
 
 /// When a request is sent again: a [`tower::retry::Policy`].
 ///
-/// A try is read in this order: the header `Idempotency-Error`, the marker of a replay, a header of
-/// the server's that [orders](Self::should_retry_header) or forbids retries, the status.
-///
-/// | what came back | what happens |
-/// |---|---|
-/// | connection refused, reset or broken off, no answer in time | retry |
-/// | `in_progress`, `store_unavailable`, `overloaded`, `too_early`, `body_unreadable` | retry |
-/// | `outcome_unknown` | one retry after `Retry-After`, then [`ClientError::OutcomeUnknown`] |
-/// | `response_not_kept`, `record_unreadable`, `caller_changed` | [`ClientError::OutcomeUnknown`] |
-/// | `missing_key`, `invalid_key`, `body_too_large`, `key_reused`, `scope_unavailable` | a refusal |
-/// | `Idempotency-Replayed: true` or `Idempotent-Replayed: true` | the answer, whatever the status |
-/// | 408, 425, 429, 500, 502, 503, 504 | retry; if it says `Idempotency-Unprotected: true`, [`ClientError::OutcomeUnknown`] |
-/// | 301, 302, 307, 308, 401, 403, 404, 405, 407, 409, 413, 421, 431, 501, 505 | a refusal |
-/// | 506 to 599 | [`ClientError::OutcomeUnknown`] |
-/// | every other status | the answer |
+/// A try is read in this order: the header `Idempotency-Error`, the marker of a replay
+/// (`Idempotency-Replayed` or `Idempotent-Replayed`), a header of the server's that
+/// [orders](Self::should_retry_header) or forbids retries, the status. What each of them leads to stands
+/// in [one table](crate::_documentation::readme#how-a-client-retries), for clients in other languages
+/// too.
 ///
 /// So `Ok` is the operation's answer or a refusal that changed nothing, and everything from which
 /// nobody can tell is an error. A *refusal* is an answer only as long as no earlier try may have had
@@ -46,8 +36,9 @@ use crate::key::{IdempotencyKey, KeySyntax};
 ///
 /// The delay before a retry is *full jitter*: anything from nothing to `min(cap, base × 2^n)`. A
 /// `Retry-After` is a floor: up to 5 s of it are added to that delay. Added, because clients that
-/// all take one floor would come back at one moment. For `outcome_unknown` all of it is waited for, if
-/// the deadline allows.
+/// all take one floor would come back at one moment. For `outcome_unknown` all of it is waited for, once
+/// (this crate's layer says 30 s by default), if the [deadline](Self::deadline) allows: a shorter one
+/// returns at once.
 ///
 /// To be placed inside of [`SetIdempotencyKeyLayer`](super::SetIdempotencyKeyLayer), so that all tries
 /// have one key; without that layer a key in the header `Idempotency-Key` counts. Clones share their
