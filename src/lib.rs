@@ -11,10 +11,10 @@
 //! }
 //!
 //! # fn main() -> Result<(), tower_idempotency::ConfigError> {
-//! let idempotency = IdempotencyLayer::builder(MemoryStore::new())
+//! let layer = IdempotencyLayer::builder(MemoryStore::new())
 //!     .missing_key(MissingKey::Reject)
 //!     .build()?;
-//! let app: Router = Router::new().route("/charges", post(charge)).layer(idempotency);
+//! let app: Router = Router::new().route("/charges", post(charge)).layer(layer);
 //! # Ok(()) }
 //! ```
 //!

@@ -89,7 +89,8 @@ impl<S: Store> IdempotencyLayer<S> {
     ///
     /// An event whose handler died half-way stays `outcome_unknown` until it is reconciled. Where
     /// all that the handler does is one database transaction, let the next delivery run it again:
-    /// [`OnAbandoned::Rerun`](crate::OnAbandoned::Rerun).
+    /// [`OnAbandoned::Rerun`](crate::OnAbandoned::Rerun) for the engine's
+    /// [`on_abandoned`](crate::IdempotencyBuilder::on_abandoned).
     ///
     /// A delivery that holds several events, as LINE's do, is not for a layer:
     /// [`Idempotency::run`] once for each event tells them apart.
