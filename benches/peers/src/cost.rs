@@ -141,9 +141,7 @@ fn measure(size: usize, setting: Setting, rounds: usize, quick: bool) -> Measure
     for (index, (peer, work)) in SUBJECTS.into_iter().enumerate() {
         runtime.block_on(Arc::clone(&bench).check(peer, work));
         if !quick {
-            // A warm-up that also tells how often fits into a slice.
-            let warm = setting.tasks.max(32);
-            let one = time(&runtime, &bench, setting, index, warm).cpu;
+            let one = warm_up(&runtime, &bench, setting, index);
             let fit = (SLICE_NS / one) as usize / setting.tasks;
             repeats[index] = fit.clamp(1, 20_000) * setting.tasks;
         }
@@ -160,6 +158,18 @@ fn measure(size: usize, setting: Setting, rounds: usize, quick: bool) -> Measure
     std::mem::forget(bench);
     runtime.shutdown_background();
     measured
+}
+
+/// CPU nanoseconds of a request, once waking a thread is no longer what most of them go into.
+fn warm_up(runtime: &Runtime, bench: &Arc<Bench>, setting: Setting, index: usize) -> f64 {
+    let mut repeats = setting.tasks.max(32);
+    loop {
+        let one = time(runtime, bench, setting, index, repeats).cpu;
+        if one * repeats as f64 > SLICE_NS / 2.0 {
+            return one;
+        }
+        repeats *= 2;
+    }
 }
 
 fn runtime(threads: usize, quick: bool) -> Runtime {
