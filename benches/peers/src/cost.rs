@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 use std::hint::black_box;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -61,12 +61,14 @@ enum Work {
     InFlight,
 }
 
-const SUBJECTS: [(Peer, Work); 14] = [
+const SUBJECTS: [(Peer, Work); 16] = [
     (Peer::Bare, Work::First),
     (Peer::Ours, Work::PassThrough),
     (Peer::Ours, Work::First),
     (Peer::Ours, Work::Replay),
     (Peer::Ours, Work::InFlight),
+    (Peer::OursBlake3, Work::First),
+    (Peer::OursBlake3, Work::Replay),
     (Peer::Idempotent, Work::PassThrough),
     (Peer::Idempotent, Work::First),
     (Peer::Idempotent, Work::Replay),
@@ -184,10 +186,20 @@ fn runtime(threads: usize, quick: bool) -> Runtime {
     }
     let mut builder = Builder::new_multi_thread();
     builder.worker_threads(threads).enable_time();
-    if !quick {
-        builder.on_thread_start(grow_the_heap);
+    let ready = Arc::new(AtomicUsize::new(0));
+    let started = Arc::clone(&ready);
+    builder.on_thread_start(move || {
+        if !quick {
+            grow_the_heap();
+        }
+        started.fetch_add(1, Ordering::SeqCst);
+    });
+    let runtime = builder.build().expect("a runtime can be built");
+    // What a thread does before its first task is not the first subject's.
+    while ready.load(Ordering::SeqCst) < threads {
+        std::thread::sleep(Duration::from_millis(1));
     }
-    builder.build().expect("a runtime can be built")
+    runtime
 }
 
 /// Lets the allocator own memory that was written to before, as that of a service which has been up
@@ -260,7 +272,7 @@ impl Bench {
                 let bench = Arc::clone(&self);
                 tokio::spawn(async move { bench.send(peer, work).await });
                 // Whoever answers 201 now has not met the one before; the next look tells.
-                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                tokio::time::sleep(Duration::from_millis(50)).await;
             }
             Work::PassThrough | Work::First => {}
         }

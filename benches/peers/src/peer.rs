@@ -11,6 +11,7 @@ use http::header::AUTHORIZATION;
 use ruts::store::moka::MokaStore;
 use ruts::{CookieOptions, SessionLayer};
 use tower_cookies::CookieManagerLayer;
+use tower_idempotency::fingerprint::FingerprintRecipe;
 use tower_idempotency::{Idempotency, IdempotencyLayer, MemoryStore, Scope};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum Peer {
     /// No layer at all.
     Bare,
     Ours,
+    /// With BLAKE3 in place of SHA-256.
+    OursBlake3,
     Idempotent,
     /// The session and cookie layers that axum-idempotent stands on, without it.
     Sessions,
@@ -28,9 +31,10 @@ pub enum Peer {
 }
 
 impl Peer {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Bare,
         Self::Ours,
+        Self::OursBlake3,
         Self::Idempotent,
         Self::Sessions,
         Self::AxumKey,
@@ -44,6 +48,7 @@ impl Peer {
         match self {
             Self::Bare => "bare handler",
             Self::Ours => "tower-idempotency",
+            Self::OursBlake3 => "tower-idempotency with BLAKE3",
             Self::Idempotent => "idempotent 2.0.0",
             Self::Sessions => "session layers alone",
             Self::AxumKey => "axum-idempotent 0.6.0, by key",
@@ -55,7 +60,8 @@ impl Peer {
     pub fn before(self, router: Router, settings: Settings) -> Router {
         let router = match self {
             Self::Bare => router,
-            Self::Ours => router.layer(ours(settings)),
+            Self::Ours => router.layer(ours(settings, FingerprintRecipe::raw())),
+            Self::OursBlake3 => router.layer(ours(settings, FingerprintRecipe::raw().blake3())),
             Self::Idempotent => router.layer(idempotent(settings)),
             Self::Sessions => with_sessions(router),
             Self::AxumKey => {
@@ -90,12 +96,13 @@ pub enum Caller {
     Scoped,
 }
 
-fn ours(settings: Settings) -> IdempotencyLayer<MemoryStore> {
+fn ours(settings: Settings, recipe: FingerprintRecipe) -> IdempotencyLayer<MemoryStore> {
     let mut engine = Idempotency::builder(MemoryStore::new());
     if let Some(lease) = settings.lease {
         engine = engine.lease(lease);
     }
-    let mut layer = IdempotencyLayer::builder(engine.build().expect("the settings are right"));
+    let mut layer = IdempotencyLayer::builder(engine.build().expect("the settings are right"))
+        .fingerprint(recipe);
     if settings.scope == Caller::Scoped {
         layer = layer.scope(Scope::from_fn(authorization));
     }
