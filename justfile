@@ -18,3 +18,7 @@ doc:
 bench:
     cargo bench --bench layer
     cargo bench --bench store --features sqlite,postgres,redis,testing
+
+# This crate beside others.
+peers *arguments:
+    cd benches/peers && cargo run --release --locked --ignore-rust-version -- {{arguments}}

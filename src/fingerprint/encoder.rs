@@ -1,19 +1,19 @@
 //! How the parts of a request are written into the hash so that none runs into the next.
 
-use sha2::{Digest, Sha256};
+use super::digest::Sink;
 
-/// Writes self-delimiting fields into a SHA-256, see the [module](super) for the encoding.
+/// Writes self-delimiting fields into a hash, see the [module](super) for the encoding.
 ///
 /// Small fields are gathered on the stack, because a hash call per length prefix costs more than
 /// the hashing itself. What is gathered reaches the hash when the encoder is dropped.
 pub(super) struct Encoder<'h> {
-    hash: &'h mut Sha256,
+    hash: &'h mut dyn Sink,
     gathered: [u8; GATHERED],
     filled: usize,
 }
 
 impl<'h> Encoder<'h> {
-    pub(super) fn new(hash: &'h mut Sha256) -> Self {
+    pub(super) fn new(hash: &'h mut dyn Sink) -> Self {
         Self {
             hash,
             gathered: [0; GATHERED],
@@ -51,7 +51,7 @@ impl<'h> Encoder<'h> {
         if bytes.len() > GATHERED - self.filled {
             self.flush();
             if bytes.len() >= GATHERED {
-                self.hash.update(bytes);
+                self.hash.put(bytes);
                 return;
             }
         }
@@ -61,7 +61,7 @@ impl<'h> Encoder<'h> {
     }
 
     fn flush(&mut self) {
-        self.hash.update(&self.gathered[..self.filled]);
+        self.hash.put(&self.gathered[..self.filled]);
         self.filled = 0;
     }
 }
@@ -76,6 +76,8 @@ const GATHERED: usize = 256;
 
 #[cfg(test)]
 mod tests {
+    use sha2::{Digest, Sha256};
+
     use super::*;
 
     fn digest(write: impl FnOnce(&mut Encoder<'_>)) -> [u8; 32] {

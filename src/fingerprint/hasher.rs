@@ -4,11 +4,12 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
-use sha2::{Digest, Sha256};
+use sha2::{Digest as _, Sha256};
 
 use super::Fingerprint;
 use super::caller::CallerPart;
 use super::content_type::{boundary, essence, is_form_data, is_json};
+use super::digest::{Digest, Sink};
 use super::encoder::Encoder;
 use super::json::{Document, Selection};
 use super::multipart;
@@ -24,7 +25,7 @@ pub(crate) struct FingerprintHasher<'a> {
     caller: CallerPart,
     target: [u8; 4],
     head: &'a Parts,
-    hash: Sha256,
+    hash: Digest,
     body: Body<'a>,
 }
 
@@ -51,14 +52,17 @@ impl<'a> FingerprintHasher<'a> {
         query: Option<&str>,
         caller: CallerPart,
     ) -> Self {
+        let write_target = |encoder: &mut Encoder<'_>| {
+            if !matches!(settings.content, Content::KeyOnly) {
+                encoder.text(head.method.as_str().as_bytes());
+                encoder.text(path.as_bytes());
+                encoder.lines(query.map(str::as_bytes));
+            }
+        };
         let mut hash = Sha256::new();
-        if !matches!(settings.content, Content::KeyOnly) {
-            let mut encoder = Encoder::new(&mut hash);
-            encoder.text(head.method.as_str().as_bytes());
-            encoder.text(path.as_bytes());
-            encoder.lines(query.map(str::as_bytes));
-        }
+        write_target(&mut Encoder::new(&mut hash));
         let [a, b, c, d, ..] = <[u8; 32]>::from(hash.clone().finalize());
+        let mut hash = settings.algorithm.go_on(hash, write_target);
         let mut encoder = Encoder::new(&mut hash);
         for name in &settings.headers {
             let lines = head.headers.get_all(name);
@@ -85,7 +89,7 @@ impl<'a> FingerprintHasher<'a> {
     /// The next data frame of the body.
     pub(crate) fn frame(&mut self, frame: &Bytes) {
         if matches!(self.body, Body::Raw) {
-            self.hash.update(frame);
+            self.hash.put(frame);
         }
     }
 
@@ -96,7 +100,7 @@ impl<'a> FingerprintHasher<'a> {
         }
         Fingerprint::from_parts(
             self.recipe,
-            self.hash.finalize().into(),
+            self.hash.finish(),
             self.caller.bytes(),
             self.target,
         )

@@ -13,8 +13,8 @@
 //!
 //! # What is hashed
 //!
-//! The request part is one SHA-256 over these fields, in this order. It stays the same between
-//! releases; if it ever has to change, the recipe's id changes with it.
+//! The request part is one SHA-256 over these fields, in this order, or one BLAKE3 where the recipe asks
+//! for it. It stays the same between releases; if it ever has to change, the recipe's id changes with it.
 //!
 //! | field | bytes |
 //! |---|---|
@@ -30,7 +30,7 @@
 //!
 //! Where the key alone decides ([`FingerprintRecipe::key_only`]) there are no fields for method, path and query.
 //!
-//! The target part is the beginning of a SHA-256 over the first three, so that requests of two recipes
+//! The target part is the beginning of a SHA-256 over the first three whatever the recipe, so that requests of two recipes
 //! can be told apart by it.
 //!
 //! *Text* is a length (64 bits, little endian) and that many bytes. *Lines* are, for each line, a
@@ -43,6 +43,7 @@
 
 mod caller;
 mod content_type;
+mod digest;
 mod encoder;
 mod hasher;
 mod json;

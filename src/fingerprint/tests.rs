@@ -457,6 +457,54 @@ fn fingerprints_stay_the_same_between_releases() {
     }
 }
 
+#[cfg(feature = "blake3")]
+#[test]
+fn a_fingerprint_by_blake3_is_that_of_the_same_bytes() {
+    let request = post("/orders?dry=1", "text/plain", "hello");
+    let mut bytes = Vec::new();
+    for text in ["POST", "/orders"] {
+        bytes.extend((text.len() as u64).to_le_bytes());
+        bytes.extend(text.bytes());
+    }
+    bytes.extend([1, 5, 0, 0, 0, 0, 0, 0, 0]);
+    bytes.extend(*b"dry=1\0R\x01\x0a\0\0\0\0\0\0\0text/plain\0hello");
+    let fingerprint = raw().blake3().fingerprint(&request);
+    let request_part = &fingerprint.as_bytes()[4..36];
+    assert_eq!(request_part, blake3::hash(&bytes).as_bytes());
+}
+
+#[cfg(feature = "blake3")]
+#[test]
+fn a_switch_to_blake3_turns_no_retry_into_a_mismatch() {
+    let request = post("/orders", "application/json", "[1]");
+    let elsewhere = post("/refunds", "application/json", "[1]");
+    for recipe in [
+        raw(),
+        raw().json(),
+        reversing(),
+        FingerprintRecipe::without_content(),
+    ] {
+        let fast = recipe.clone().blake3();
+        let (old, new) = (recipe.fingerprint(&request), fast.fingerprint(&request));
+        assert_eq!(old.compare(&new), FingerprintMatch::OtherRecipe);
+        assert_eq!(new.compare(&old), FingerprintMatch::OtherRecipe);
+        let elsewhere = fast.fingerprint(&elsewhere);
+        assert_eq!(old.compare(&elsewhere), FingerprintMatch::Different);
+        assert_eq!(new.compare(&elsewhere), FingerprintMatch::Different);
+    }
+}
+
+#[cfg(feature = "blake3")]
+#[test]
+fn blake3_reads_bodies_as_the_recipe_says() {
+    let recipe = raw().except(["/trace"]).unwrap().blake3();
+    let of = |body: &'static str| recipe.fingerprint(&json("/orders", body));
+    assert_eq!(of(r#"{"a":1,"trace":2}"#), of(r#"{ "trace":3, "a":1}"#));
+    assert_all_differ(&[of(r#"{"a":1}"#), of(r#"{"a":2}"#), of(r#"{"a":1"#)]);
+    assert!(recipe.describe().text.starts_with("BLAKE3 of method"));
+    assert_eq!(recipe.describe().hashed.last().unwrap(), "hash:blake3");
+}
+
 #[test]
 fn a_layer_can_keep_a_hasher_across_an_await() {
     fn assert_send<T: Send>() {}
