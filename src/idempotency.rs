@@ -244,7 +244,9 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// # struct Gateway;
     /// # static GATEWAY: Gateway = Gateway;
     /// # impl Gateway {
-    /// #     async fn cancel_unless_paid(&self, _: &str) -> Result<Charge, std::io::Error> { todo!() }
+    /// #     async fn cancel_unless_paid(&self, id: &str) -> Result<Charge, std::io::Error> {
+    /// #         Ok(Charge { id: id.to_owned(), paid: true })
+    /// #     }
     /// # }
     /// type BoxError = Box<dyn std::error::Error + Send + Sync>;
     ///
