@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn a_failed_renewal_is_not_due_at_once_whatever_the_lease() {
         let mut lease = Duration::from_millis(1);
-        while lease < crate::idempotency::LONGEST {
+        while lease < crate::settings::LONGEST {
             assert!(slack(lease) < pause(lease), "{lease:?}");
             assert!(pause(lease) < lease / 3, "{lease:?}");
             lease *= 2;

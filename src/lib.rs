@@ -142,6 +142,7 @@ mod recording;
 mod retention;
 mod run;
 mod scope;
+mod settings;
 pub mod store;
 mod store_call;
 mod sweeper;
@@ -171,7 +172,7 @@ pub use http::{
     OnNoStore, OnOutage, Policy, PolicyProblem, Problem, ProblemKind, RequestBody, ResponseBody,
     Scope,
 };
-pub use idempotency::{Idempotency, IdempotencyBuilder};
+pub use idempotency::Idempotency;
 pub use key::{IdempotencyKey, KeyAdvice, KeyError, KeyFormat, KeySyntax, PersonalData};
 pub use outcome::{DecodeError, Fields, Outcome};
 pub use probe::{ProbeError, ProbeStep, probe};
@@ -180,6 +181,7 @@ pub use record::{Notes, Record, State, Timestamp};
 pub use retention::{Disposition, RetentionOverride, RetentionPolicy};
 pub use run::{Advice, Failure, Ran, RunError};
 pub use scope::ScopedKey;
+pub use settings::IdempotencyBuilder;
 #[cfg(feature = "memory")]
 pub use store::MemoryStore;
 pub use store::{

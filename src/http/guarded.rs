@@ -27,10 +27,11 @@ use crate::attempt::AttemptGuard;
 use crate::detach::{Detachable, PanicPayload, catch_panic, catch_panic_now};
 use crate::error::StoreErrorKind;
 use crate::fingerprint::{CallerPart, Fingerprint, caller_part};
-use crate::idempotency::{Closing, Engine, LONGEST, pause_between_looks};
+use crate::idempotency::{Closing, Engine, pause_between_looks};
 use crate::outcome::Outcome;
 use crate::retention::{Disposition, RetentionOverride};
 use crate::scope::ScopedKey;
+use crate::settings::LONGEST;
 use crate::telemetry::{self, Answered, RequestSpan};
 use crate::time_limit::{TimedOut, within_if_any};
 

@@ -21,10 +21,11 @@ use super::scope::Scope;
 use super::service::IdempotencyService;
 use crate::error::ConfigError;
 use crate::fingerprint::FingerprintRecipe;
-use crate::idempotency::{Idempotency, check_duration};
+use crate::idempotency::Idempotency;
 use crate::key::{KeyFormat, KeySyntax};
 use crate::outcome::Outcome;
 use crate::retention::{Disposition, RetentionPolicy};
+use crate::settings::check_duration;
 use crate::store::Store;
 
 /// Runs the handler of each key once, and answers every repetition with what it answered.
