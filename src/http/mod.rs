@@ -31,6 +31,7 @@ mod policy;
 mod problem;
 mod scope;
 mod service;
+mod settling;
 
 pub use body::{RequestBody, ResponseBody};
 pub use config::{InFlight, MissingKey, OnNoStore, OnOutage};
